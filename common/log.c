@@ -1,0 +1,61 @@
+#include "log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char speaker_prefix[160];
+static atomic_int threshold = -1;
+
+static int level_from_environment(void)
+{
+	static const char *const names[] = {"error", "warn", "info", "debug"};
+	const char *value = getenv("SYNCTRAIN_LOG");
+
+	for (int i = 0; value && i < 4; i++)
+		if (!strcmp(value, names[i]))
+			return i;
+	return ST_LOG_WARN;
+}
+
+void st_log_set_speaker(const char *speaker)
+{
+	if (speaker && *speaker)
+		snprintf(speaker_prefix, sizeof speaker_prefix, "%s: ", speaker);
+	else
+		speaker_prefix[0] = 0;
+}
+
+void st_log_set_level(enum st_log_level level)
+{
+	atomic_store_explicit(&threshold, (int)level, memory_order_relaxed);
+}
+
+void st_log(enum st_log_level level, const char *format, ...)
+{
+	char line[1536];
+	int limit = atomic_load_explicit(&threshold, memory_order_relaxed), used, text;
+	va_list args;
+
+	if (limit < 0)
+		atomic_store_explicit(&threshold, limit = level_from_environment(), memory_order_relaxed);
+	if ((int)level > limit)
+		return;
+	used = snprintf(line, sizeof line, "synctrain: %s%s", speaker_prefix, level == ST_LOG_WARN ? "warning: " : "");
+	va_start(args, format);
+	text = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+	va_end(args);
+	if (text < 0)
+		return;
+	for (char *p = line + used; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			*p = '?';
+	size_t length = strlen(line);
+	line[length++] = '\n';
+	/* A log line that can't be written has nowhere to be reported. */
+	if (write(STDERR_FILENO, line, length) < 0)
+		return;
+}

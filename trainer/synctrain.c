@@ -1,0 +1,54 @@
+/* `synctrain COMMAND ...`: finds the command and runs it. */
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "common/command.h"
+#include "common/version.h"
+
+st_command_main cmd_bench, cmd_data, cmd_report, cmd_run, cmd_train;
+#pragma weak cmd_bench
+#pragma weak cmd_data
+#pragma weak cmd_report
+#pragma weak cmd_run
+#pragma weak cmd_train
+
+static const struct st_command commands[] = {
+	{"train", "train a model as one rank of a synchronous job", cmd_train},
+	{"run", "start ranks on this machine", cmd_run},
+	{"report", "who was slow: per-rank step times of a run", cmd_report},
+	{"bench", "time collectives, in nccl-tests' columns", cmd_bench},
+	{"data", "make token shards from text", cmd_data},
+};
+
+static void usage(FILE *out)
+{
+	fputs("usage: synctrain COMMAND [ARGUMENTS]\n\ncommands:\n", out);
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].summary);
+	fputs("\n`synctrain COMMAND --help` tells more. `synctrain --version` prints the version.\n", out);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2) {
+		usage(stderr);
+		return EX_USAGE;
+	}
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+		usage(stdout);
+		return EX_OK;
+	}
+	if (!strcmp(argv[1], "--version")) {
+		printf("synctrain %s (%s)\n", st_version, st_build_id);
+		return EX_OK;
+	}
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		if (!strcmp(argv[1], commands[i].name) && commands[i].main)
+			return commands[i].main(argc - 1, argv + 1);
+	fprintf(stderr, "synctrain: no command '%s', expected one of:", argv[1]);
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		fprintf(stderr, " %s", commands[i].name);
+	fputc('\n', stderr);
+	return EX_USAGE;
+}
