@@ -1,0 +1,130 @@
+/*
+ * libcomm: collectives for synchronous training.
+ *
+ * A communicator joins N ranks.  Every collective is called by all ranks in the same order with the same count, type,
+ * operation and root; ranks that disagree get ST_ERR_MISMATCH naming both sides.  All calls start the operation and
+ * return at once with a request; comm_wait() finishes it.  Operations run in issue order.  A communicator is used by one
+ * thread at a time; several communicators may live in one process (ranks as threads).
+ *
+ * Failure: when a rank dies, stalls or reports an error, every other rank's pending and later calls return ST_ERR_ABORTED
+ * (the detector itself may return a closer status) and st_message() names the culprit: rank, host, operation, how.
+ * A communicator that has failed can only be freed.  Nothing here blocks for longer than the deadlines in comm_options.
+ */
+#ifndef SYNCTRAIN_LIBCOMM_COMM_H
+#define SYNCTRAIN_LIBCOMM_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct comm;
+struct comm_request;
+struct bootstrap;
+
+enum comm_type { COMM_U8, COMM_F32 };     /* COMM_U8: data movement only, no reduction */
+enum comm_op { COMM_SUM };
+enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING };
+enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */
+
+struct comm_options {
+	enum comm_algorithm algorithm;
+	unsigned transports;           /* mask of enum comm_transport; ranks of one node use shm when it is in the mask */
+	int64_t startup_timeout_ms;    /* bootstrap and wiring, default 60,000 */
+	int64_t stall_timeout_ms;      /* a peer whose process or link is dead or silent, default 5,000 */
+	int64_t arrival_timeout_ms;    /* a living rank that has not entered the operation, default 1,800,000 */
+	size_t chunk_bytes;            /* pipeline granularity, default 256 KiB; equal on all ranks (rank 0's value is used) */
+	unsigned slots;                /* chunks in flight per channel, default 4; likewise */
+	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
+};
+
+/* Defaults, then SYNCTRAIN_ALGORITHM, SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
+ * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
+enum st_status comm_options_init(struct comm_options *options);
+
+/*
+ * Joins the job's ranks: PMIx when a server answers, else one rank.  Collective.  options NULL: comm_options_init's.
+ * *comm is set only on success and freed by comm_free.
+ */
+enum st_status comm_create(const struct comm_options *options, struct comm **comm);
+
+/* As comm_create, over a bootstrap made by the caller (ranks as threads, tests); see bootstrap.h. Takes no ownership. */
+enum st_status comm_create_over(struct bootstrap *bootstrap, const struct comm_options *options, struct comm **comm);
+
+/* Leaves the job in an orderly way: tells the others, waits for nobody. Pending requests are abandoned. NULL is fine. */
+void comm_free(struct comm *comm);
+
+uint32_t comm_rank(const struct comm *comm);
+uint32_t comm_size(const struct comm *comm);
+uint32_t comm_local_rank(const struct comm *comm);
+uint32_t comm_local_size(const struct comm *comm);
+const char *comm_host(const struct comm *comm, uint32_t rank);  /* node name of a rank; valid while comm lives */
+const char *comm_job(const struct comm *comm);                   /* "job.step.restart", or "local" */
+
+/* Page-aligned memory that local peers can map: collectives on it save copies. Freed by comm_memory_free or comm_free. */
+enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory);
+void comm_memory_free(struct comm *comm, void *memory);
+
+/*
+ * Collectives.  Buffers are borrowed until the request is done; input == output is in place (where shapes allow: for
+ * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements); other overlaps
+ * are not allowed.  Zero counts are fine.
+ *
+ *   allreduce       input (count), output (count): elementwise reduction over ranks
+ *   reduce_scatter  input (size * count), output (count): shard `rank` of the reduction
+ *   all_gather      input (count), output (size * count): all inputs in rank order
+ *   broadcast       buffer (count): root's contents everywhere
+ *   barrier         done when all ranks have entered
+ *
+ * Sums are taken in ring order, the same on every run with the same world and count.
+ */
+enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
+			      struct comm_request **request);
+enum st_status comm_reduce_scatter(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
+				   enum comm_op op, struct comm_request **request);
+enum st_status comm_all_gather(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
+			       struct comm_request **request);
+enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enum comm_type type, uint32_t root,
+			      struct comm_request **request);
+enum st_status comm_barrier(struct comm *comm, struct comm_request **request);
+
+/* Moves every pending operation on as far as it goes without blocking. ST_OK, or the communicator's failure. */
+enum st_status comm_progress(struct comm *comm);
+
+/* ST_OK: done, *request freed and set to NULL.  ST_PENDING: not yet.  Else: failed, freed and NULL too. */
+enum st_status comm_test(struct comm *comm, struct comm_request **request);
+
+/* Blocks until done or failed (spin, yield, then sleep). The request is freed and set to NULL in both cases. */
+enum st_status comm_wait(struct comm *comm, struct comm_request **request);
+
+/*
+ * This rank ends the job: every rank's pending calls fail with this rank as culprit and TEXT as the reason.
+ * For the application's own failures (a non-finite loss, a full disk).  Never blocks.
+ */
+void comm_abort(struct comm *comm, const char *text);
+
+/* Small decisions, over the control plane (never the data path): rank 0's bytes everywhere; everybody's bytes, in rank order.
+ * Collective, blocking, at most 64 KiB per rank. */
+enum st_status comm_decide(struct comm *comm, void *data, size_t bytes);
+enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all);
+
+struct comm_counters {
+	uint64_t shm_puts, shm_bytes; /* sent by this rank through shared memory */
+	uint64_t tcp_puts, tcp_bytes; /* and through TCP */
+	uint64_t reduced_bytes;       /* operand bytes read by reductions */
+	uint64_t copied_bytes;
+	uint64_t operations;
+	int64_t blocked_ns;           /* wall time this rank spent inside comm_wait */
+	uint64_t sleeps;              /* times a wait went to sleep in the kernel */
+};
+void comm_counters_read(const struct comm *comm, struct comm_counters *counters);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,100 @@
+/*
+ * The control plane: who is in the job, who is alive, who failed, and the decisions that must be equal everywhere.
+ *
+ * Each rank listens on an abstract Unix socket and on one TCP port of the chosen interface.  The lowest rank of each node is
+ * its leader; every other rank of the node holds a Unix connection to it, and the leaders form a TCP tree (arity 8, by node
+ * order).  One thread per rank serves listening, handshakes, heartbeats and aborts, so that a rank deep in a matrix product
+ * still answers.  Data connections are made by the same listeners and handed over.
+ *
+ * SECRET.  Rank 0 draws 32 random bytes per launch; they travel in the bootstrap record (PMIx) only.  Every connection starts
+ * with a mutual challenge-response: HMAC-SHA-256 over protocol version, both nonces, job, both ranks, purpose, direction.  Unix peers
+ * must also have this process's uid.  This keeps other users out; it does not protect against root or against reading the wire.
+ * A connection that is slow, wrong or garbled is closed and counted, and holds up nobody: at most 64 unproven ones at a time,
+ * 5 s each, oldest dropped first.
+ *
+ * FAILURE.  The first detector sends ABORT{culprit, host, operation, how, when} up and down the tree before it closes anything; a
+ * rank keeps the first ABORT it hears.  End of file on a tree connection without ABORT or GOODBYE means that its rank died: its leader
+ * (or tree neighbour) is the detector.  Evidence ranks: process exit seen by its leader > host unreachable > data link.  So a rank whose data
+ * link breaks first asks control_suspect(), which waits up to 500 ms for a better verdict.
+ */
+#ifndef SYNCTRAIN_LIBCOMM_CONTROL_H
+#define SYNCTRAIN_LIBCOMM_CONTROL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/status.h"
+#include "topology/world.h"
+
+struct bootstrap;
+struct control;
+
+#define CONTROL_MAX_DECISION_BYTES ((size_t)65536)
+
+struct control_options {
+	int64_t startup_timeout_ms;
+	int64_t heartbeat_ms;     /* default 500; a tree neighbour silent for stall_timeout_ms is unreachable */
+	int64_t stall_timeout_ms;
+	const char *interface;    /* NULL: the interface that owns SLURMD_NODENAME's address, else the default route's, else the first
+				     that is up, not loopback, not docker/veth/virbr/bridge; loopback only when all ranks share the host */
+	uint32_t chunk_bytes_hint, slots_hint; /* carried in the record: rank 0's are the job's; see control_hints */
+};
+
+/* Collective. Listens, exchanges records, agrees on versions (peers of another protocol version: one line naming both), connects the
+ * tree, starts the service thread.  *control is set only on success.  The bootstrap stays the caller's and may be finished afterwards. */
+enum st_status control_open(struct bootstrap *bootstrap, const struct control_options *options, struct control **control);
+
+/* Tells the neighbours GOODBYE, stops the thread, closes everything. Waits for nobody. NULL is fine. */
+void control_close(struct control *control);
+
+/* Rank, size, nodes, local ranks: valid while control lives. */
+const struct topo_world *control_world(const struct control *control);
+const char *control_job(const struct control *control);
+void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots);
+
+/*
+ * A connected, authenticated, non-blocking stream socket to a peer for the data channel `channel`; the caller owns it.  The lower rank
+ * connects and the higher accepts; both call this.  A peer on the same node (control_same_node) gets a Unix socket when `local`
+ * is set, else TCP.  Blocks up to the start-up deadline; fails at once when the job is aborted.
+ */
+enum st_status control_data_socket(struct control *control, uint32_t peer, uint32_t channel, bool local, int *fd);
+
+/* The same node by name AND reachable by Unix socket (a connect probe that succeeded, taken once per peer; a boot id alone would turn a one-box
+ * cluster into shared memory). Symmetric: the lower rank's probe decides. Blocks like control_data_socket. */
+enum st_status control_same_node(struct control *control, uint32_t peer, bool *same);
+
+/* ST_OK while the job is whole: one relaxed load. After an ABORT: ST_ERR_ABORTED with its text in st_message(). */
+enum st_status control_check(struct control *control);
+
+/* Readable once the job is aborted: to be slept on beside data sockets. Never read it. */
+int control_event_fd(const struct control *control);
+
+enum control_how {
+	CONTROL_HOW_EXITED,      /* its process ended without GOODBYE */
+	CONTROL_HOW_UNREACHABLE, /* its heartbeats stopped */
+	CONTROL_HOW_LINK,        /* a data connection to it broke */
+	CONTROL_HOW_LATE,        /* it is alive and did not enter the operation within arrival_timeout */
+	CONTROL_HOW_MISMATCH,    /* it called another collective, or the same with another shape */
+	CONTROL_HOW_APPLICATION, /* it said so itself (comm_abort, or an error of its own) */
+};
+
+/* Ends the job with `culprit` as the cause: sends ABORT and returns what the job's verdict is (an earlier ABORT wins): ST_ERR_ABORTED with the
+ * verdict's text in st_message(). operation: e.g. "allreduce 12 of 4194304 elements". Never blocks. */
+enum st_status control_abort(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
+
+/* A data link to `peer` failed. Waits up to 500 ms for an ABORT with better evidence, else aborts with CONTROL_HOW_LINK. */
+enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail);
+
+/* Rank 0's bytes everywhere; everybody's bytes in rank order (all: size * bytes). Collective, called in the same order by all, from one
+ * thread; blocking, until done, aborted, or arrival_timeout_ms. bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
+enum st_status control_broadcast(struct control *control, void *data, size_t bytes, int64_t arrival_timeout_ms);
+enum st_status control_all_gather(struct control *control, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
+
+/* Counters for tests and reports. */
+struct control_counters {
+	uint64_t handshakes, refused, dropped_slow, heartbeats_sent, heartbeats_received;
+};
+void control_counters_read(const struct control *control, struct control_counters *counters);
+
+#endif
