@@ -6,11 +6,12 @@
 #   make check-long      the long forms as well
 #   make check SAN=address,undefined | SAN=thread
 #   make bench           ratios against peers in the same run
-#   make install DESTDIR= prefix= sysconfdir= slurm_plugindir=
+#   make install DESTDIR= prefix= libexecdir= sysconfdir= slurm_plugindir=
 
 prefix          ?= /usr/local
 bindir          ?= $(prefix)/bin
 libdir          ?= $(prefix)/lib
+libexecdir      ?= $(prefix)/libexec
 includedir      ?= $(prefix)/include
 mandir          ?= $(prefix)/share/man
 sysconfdir      ?= /etc
@@ -55,6 +56,8 @@ TOPOLOGY_SRC := $(wildcard topology/*.c)
 LIBCOMM_SRC  := $(wildcard libcomm/*.c)
 TRAINER_SRC  := $(filter-out trainer/synctrain.c,$(wildcard trainer/*.c))
 PLUGIN_SRC   := $(wildcard spank-plugin/*.c)
+HELPER_SRC   := $(wildcard spank-plugin/helpers/*.c)
+HELPERS      := $(HELPER_SRC:spank-plugin/helpers/%.c=$(B)/libexec/synctrain/%)
 UNIT_SRC     := $(wildcard tests/unit/test_*.c)
 UNIT_TESTS   := $(UNIT_SRC:tests/unit/%.c=$(B)/tests/%)
 
@@ -62,10 +65,10 @@ obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
 LIBS := $(B)/lib/libtrainer.a $(B)/lib/libcomm.a $(B)/lib/libtopology.a $(B)/lib/libcommon.a
 SYSLIBS = $(PKGLIBS) -ldnnl -lm -ldl -lpthread
 
-PLUGIN := $(if $(PLUGIN_SRC),$(B)/lib/slurm/synctrain.so)
+PLUGIN := $(if $(SAN),,$(if $(PLUGIN_SRC),$(B)/lib/slurm/synctrain.so))
 
 .PHONY: all
-all: $(B)/bin/synctrain $(PLUGIN)
+all: $(B)/bin/synctrain $(PLUGIN) $(HELPERS)
 
 $(B)/lib/libcommon.a:   $(call obj,$(COMMON_SRC))
 $(B)/lib/libtopology.a: $(call obj,$(TOPOLOGY_SRC))
@@ -100,6 +103,18 @@ $(B)/lib/slurm/synctrain.so: $(call obj,$(PLUGIN_SRC)) spank-plugin/exports.map
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=spank-plugin/exports.map -o $@ $(filter %.o,$^)
 
+# Where the plugin looks when plugstack.conf does not say.
+$(B)/obj/spank-plugin/submit.o: CPPFLAGS_ALL += -DSYNCTRAIN_LIBEXECDIR='"$(libexecdir)/synctrain"' -DSYNCTRAIN_SLURM_PLUGINDIR='"$(slurm_plugindir)"'
+$(B)/obj/spank-plugin/submit.o: $(B)/plugin-paths
+$(B)/plugin-paths: FORCE
+	@mkdir -p $(@D)
+	@echo '$(libexecdir) $(slurm_plugindir)' | cmp -s - $@ || echo '$(libexecdir) $(slurm_plugindir)' > $@
+
+# Programs that the plugin starts: what needs a library is done there.
+$(HELPERS): $(B)/libexec/synctrain/%: $(B)/obj/spank-plugin/helpers/%.o $(B)/obj/spank-plugin/options.o $(B)/lib/libcommon.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -Wl,--as-needed -pie -o $@ $^ $(PKGLIBS)
+
 $(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) $(OPENMP) -o $@ $^ $(SYSLIBS)
@@ -133,10 +148,12 @@ bench:
 
 .PHONY: install
 install: all
-	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain $(DESTDIR)$(includedir)/synctrain $(DESTDIR)$(libdir)
+	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain $(DESTDIR)$(includedir)/synctrain $(DESTDIR)$(libdir) \
+		$(DESTDIR)$(libexecdir)/synctrain
 	install -m 755 $(B)/bin/synctrain $(DESTDIR)$(bindir)/synctrain
 	install -m 755 $(B)/lib/slurm/synctrain.so $(DESTDIR)$(slurm_plugindir)/synctrain.so
-	sed 's|@slurm_plugindir@|$(slurm_plugindir)|' etc/synctrain/plugstack.conf.in > $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf
+	install -m 755 $(HELPERS) $(DESTDIR)$(libexecdir)/synctrain
+	sed 's|@slurm_plugindir@|$(slurm_plugindir)|; s|@libexecdir@|$(libexecdir)|; s|@sysconfdir@|$(sysconfdir)|' etc/synctrain/plugstack.conf.in > $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf
 	chmod 644 $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf
 
 .PHONY: clean
