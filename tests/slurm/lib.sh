@@ -77,6 +77,15 @@ host_user_reaches() {  # [STATE_DIR]: an ordinary account can get at the client'
 		test -r "${1:-$STATE}/etc/client/slurm.conf"
 }
 
+# Loss of power: every process of the node is gone in the same instant, and so are its link and its addresses.  Slurm finds
+# out after SlurmdTimeout (30 s).  For slurmd alone:  on_node_as_root node3 bash -c 'kill "$(cat /run/slurmd.pid)"',  and
+# on_node_as_root node3 slurmd -N node3  brings it back.
+kill_node() {  # NODE
+	local pids
+	mapfile -t pids < <(in_cluster_as_root pgrep -f "_node $1 ")
+	[ ${#pids[@]} -gt 0 ] && in_cluster_as_root kill -9 "${pids[@]}"
+}
+
 job_state() { as_user scontrol -o show job "$1" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }    # JOB_ID
 wait_job() {  # JOB_ID [SECONDS=30] -> the final state; on time-out the state it is in, and 1
 	local state='' end=$((SECONDS + ${2:-30}))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# shellcheck disable=SC2016  # what is in single quotes is for the shell inside the cluster
+# shellcheck disable=SC2016,SC2086  # single quotes are for the shell inside; $places are words
 # The quickstart cluster: four nodes that are apart from each other, clients from inside and from the host, several
 # clusters at once, and nothing left behind, also after a crash.
 . "${0%/*}/lib.sh"
@@ -49,10 +49,12 @@ expect "four addresses" 4 "$(as_user srun -N4 hostname -I | awk '{ print $1 }' |
 expect "a node's address is the one Slurm has" "$(as_user scontrol -o show node node3 | sed 's/.*NodeAddr=\([0-9.]*\).*/\1/')" "$(on_node node3 hostname -I | cut -d' ' -f1)"
 expect "names lead to addresses" "$(on_node node3 hostname -I | cut -d' ' -f1)" "$(on_node node1 getent hosts node3 | cut -d' ' -f1)"
 expect "/sys shows the node's own interfaces" "eth0 lo" "$(on_node node1 ls /sys/class/net | xargs)"
-on_node node1 bash -c 'echo x > /tmp/mark; echo x > /dev/shm/mark' && on_node_as_root node1 bash -c 'echo x > /run/mark'
-expect "files of node1 are there" "/dev/shm/mark /run/mark /tmp/mark" "$(on_node node1 bash -c 'ls /tmp/mark /dev/shm/mark /run/mark' | sort | xargs)"
-expect "and not on node2" "" "$(on_node node2 bash -c 'ls /tmp/mark /dev/shm/mark /run/mark 2> /dev/null')"
-expect "and not on the host" "" "$(ls /tmp/mark /dev/shm/mark /run/mark 2> /dev/null)"
+own=synctrain-test-$$                       # unlike any other run's: where nodes are not apart, files of a failed run stay
+places="/dev/shm/$own /run/$own /tmp/$own"
+on_node_as_root node1 touch $places
+expect "files of node1 are there" "$places" "$(on_node node1 ls $places | xargs)"
+expect "and not on node2" "" "$(on_node node2 ls $places 2> /dev/null)"
+expect "and not on the host" "" "$(ls $places 2> /dev/null)"
 "$CLUSTER" run -n node1 "$STATE" -- sleep 321 &
 wait_until 5 bash -c "[ \"\$('$CLUSTER' run -n node1 '$STATE' -- ps -C sleep -o args= | grep -c 321)\" = 1 ]" || fail "node1 does not show its own process"
 expect "processes of node1 are not seen on node2" "" "$(on_node node2 ps ax -o args= | grep 'sleep 321' | grep -v grep)"
@@ -99,6 +101,10 @@ expect "and only there" "KillWait = 2 sec" "$(as_user scontrol show config | gre
 
 echo "--- down, and down after a crash"
 mapfile -t spaces < <(all_namespaces "$SCRATCH/second")
+STATE=$SCRATCH/second kill_node node4
+wait_until 5 bash -c "! '$CLUSTER' run '$SCRATCH/second' -- test -e /sys/class/net/node4" || fail "node4 does not lose its link"
+expect_code "a node that lost power is gone" 69 "$CLUSTER" run -n node4 "$SCRATCH/second" -- true
+expect "and the others are there" "node1 node2 node3" "$(other srun -w 'node[1-3]' -N3 hostname | sort | xargs)"
 [ ${#spaces[@]} -ge 20 ] || fail "expected five namespaces of each of five inits, seen ${#spaces[@]}"
 mark=$(mark_of "$SCRATCH/second")
 link_there "$mark" || fail "no link of the second cluster to look for"
