@@ -80,6 +80,8 @@ $(B)/lib/%.a:
 	$(AR) rcs $@ $^
 
 $(B)/obj/trainer/%.o $(B)/obj/tests/%.o: CFLAGS_ALL += $(OPENMP)
+# Vectors of 64 bytes as arguments of functions that are all inlined: no calling convention is at stake.
+$(B)/obj/trainer/kernels.o: CFLAGS_ALL += -Wno-psabi
 
 # The build id sits in one object only, so that a commit does not rebuild the world.
 $(B)/obj/common/version.o: CPPFLAGS_ALL += -DSYNCTRAIN_VERSION='"$(VERSION)"' -DSYNCTRAIN_BUILD_ID='"$(BUILD_ID)"'

@@ -31,36 +31,53 @@ struct train_tensor {
 
 struct train_model;
 
-/* Allocates activations for micro-batches of at most (B, T). Parameters and gradients are the caller's: see train_model_bind. */
+/*
+ * Allocates activations for micro-batches of at most (batch, tokens): nothing is allocated later.  Parameters and gradients are the
+ * caller's: see train_model_bind.  Uses train_threads() threads as they are at this call.
+ * ST_ERR_CONFIG: a size out of range, or channels no multiple of heads.  ST_ERR_NOMEM: names the bytes needed.
+ */
 enum st_status train_model_create(const struct train_model_config *config, size_t batch, size_t tokens, struct train_model **model);
 void train_model_free(struct train_model *model);
 
 size_t train_model_parameters(const struct train_model *model); /* elements of the flat buffer */
 size_t train_model_tensors(const struct train_model *model, const struct train_tensor **tensors);
+size_t train_model_bytes(const struct train_model *model); /* allocated for activations */
 
-/* Uses these flat buffers (train_model_parameters elements each, 64-byte aligned, borrowed). */
+/* Uses these flat buffers (train_model_parameters elements each, 64-byte aligned, borrowed). gradients may be NULL: forward only. */
 void train_model_bind(struct train_model *model, float *parameters, float *gradients);
 
-/* GPT-2's initial values, from a counter-based generator: a pure function of (seed, element index). */
+/*
+ * GPT-2's initial values: N(0, 0.02), the projections into the residual stream divided by sqrt(2L), biases 0, LayerNorm 1.  A
+ * pure function of (seed, element index), with the same bits on every machine.
+ */
 void train_model_initialize(struct train_model *model, uint64_t seed);
 
-/* inputs, targets: (B, T) tokens, row major, all < V (checked: ST_ERR_DATA). *loss: mean cross-entropy in nats over B*T tokens. */
+/*
+ * inputs, targets: (B, T) tokens, row major, copied, all < V: else ST_ERR_DATA names the position.  *loss: mean cross-entropy in nats
+ * over B*T tokens.  ST_ERR_USAGE: not bound, or more than what was created.  ST_ERR_NOMEM, ST_ERR_INTERNAL: a matrix product failed.
+ */
 enum st_status train_model_forward(struct train_model *model, const uint16_t *inputs, const uint16_t *targets, size_t batch,
 				   size_t tokens, double *loss);
 
 /*
  * Adds scale * d(loss)/d(parameters) of the last forward to the gradients (accumulates).  After the gradients of the elements
- * [offset, offset + count) have their final value for this micro-batch, calls completed(context, offset, count): ranges come in
- * descending order, without gaps, one a layer and one for the embeddings.  completed may be NULL.
+ * [offset, offset + count) have their final value for this micro-batch, calls completed(context, offset, count) on the calling
+ * thread: ranges come in descending order, without gaps: h.L-1 with ln_f, h.L-2 .. h.0, then both embeddings (wte is also the output
+ * projection, so it is complete last).  completed may be NULL.  When a matrix product fails (out of memory), says so in the log
+ * and makes the gradient not-a-number, which the training loop skips as any such step.
  */
 typedef void train_completed(void *context, size_t offset, size_t count);
 void train_model_backward(struct train_model *model, float scale, train_completed *completed, void *context);
 
-/* Threads used for matrix products and loops (OpenMP); default OMP_NUM_THREADS. The bits of a run depend on it: it is in the manifest. */
+/*
+ * Threads used for matrix products and loops, the caller among them; default OMP_NUM_THREADS, else the CPUs this process may run on.  Set it before
+ * train_model_create.  The bits of a run do not depend on it.  Idle threads sleep.  See trainer/threads.h.
+ */
 void train_set_threads(int threads);
 int train_threads(void);
 
-/* Name of the instruction set that the kernels run with, e.g. "avx512": it is in the manifest. */
+/* The instruction set of the matrix products: "avx512", "avx512_mic", "avx2", "avx", "sse41", "generic". Bits of a run depend on it: it is
+ * in the manifest.  The environment variable DNNL_MAX_CPU_ISA (e.g. AVX2) lowers it, so that different CPUs can agree. */
 const char *train_isa(void);
 
 #endif
