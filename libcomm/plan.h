@@ -4,26 +4,33 @@
  * plan_build_*() is pure: it does no I/O and depends on its arguments alone.  plan_verify() proves the plans of all ranks
  * right together; the engine runs the very same objects.
  *
- * DATA.  A collective's element range is cut into `blocks` blocks, block b = [b*q + min(b,r), ...) with q = count/blocks,
- * r = count%blocks (even shards that differ by at most one element), and each block into `chunks` chunks of chunk_elements
+ * DATA.  A collective's element range is cut into `blocks` blocks, block b = [b*q + min(b,r), ...) with q = elements/blocks,
+ * r = elements%blocks (even shards that differ by at most one element), and each block into `chunks` chunks of chunk_elements
  * (later chunks of a shorter block are short or empty: an empty chunk is still signalled, so that every rank runs the same
  * number of steps).  For reduce_scatter and all_gather the element range is size*count, so block b is exactly rank b's shard.
+ * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
+ * rings and grids whose ranks are numbered in any way.
  *
  * SPACES.  INPUT and OUTPUT are the caller's buffers, addressed by (block, chunk); they may be the same memory.  In
- * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact").
+ * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
+ * buffer is the rank's own block of the other one.
  * SCRATCH is the rank's own slots, one array of `slots` chunk-sized slots per incoming channel.
  *
  * CHANNELS.  A channel is one-way, from one rank to another, FIFO.  Per channel there are grants (the receiver says where
  * the next put may land: address and length; this is also the credit) and puts (the sender writes there, then raises the
  * receiver's 64-bit signal counter by one).  Put k uses grant k.  Counters are never reset between operations.
+ * On a MAPPED channel the sender stores into the receiver's slots with plain instructions: only SCRATCH may be granted, a put
+ * may be the reduction of several sources and may keep a second copy in OUTPUT (memory is passed over once, not twice), and
+ * its sources are free when the step is done.  On other channels a grant may be SCRATCH or OUTPUT and a put has one source.
  *
  * ASYNCHRONY.  From READY until the WAIT that covers it, the granted memory belongs to the sender: the receiver may neither
  * read nor write it.  From PUT until the FLUSH that covers it, the source must not be written.  At the end of a plan every
  * grant is waited for and every put flushed, so two operations back to back are as safe as one.
  *
- * LOOPS.  LOOP count ... END, nested at most two deep; v0 is the outer and v1 the inner loop's variable (0, 1, 2, ...).
- * Every index is an affine expression base + a*v0 + b*v1, reduced modulo the number of blocks or slots.  So the memory of a
- * plan does not grow with the number of ranks or chunks.
+ * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
+ * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
+ * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
+ * channels, not with ranks or chunks.
  */
 #ifndef SYNCTRAIN_LIBCOMM_PLAN_H
 #define SYNCTRAIN_LIBCOMM_PLAN_H
@@ -38,8 +45,9 @@ enum plan_collective { PLAN_ALLREDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLA
 
 enum plan_step_kind {
 	PLAN_READY,  /* receiver: grant `destination` (SCRATCH or OUTPUT) to the sender of channel */
-	PLAN_PUT,    /* sender: take the next grant, write `source[0]` there, then signal; blocks only for the grant */
-	PLAN_FLUSH,  /* sender: wait until at most `pending` puts of channel are not yet flushed */
+	PLAN_PUT,    /* sender: take the next grant, write the sources' reduction there, with `keep` also to `destination`, then signal;
+			blocks only for the grant */
+	PLAN_FLUSH,  /* sender: wait until at most `count` puts of channel are not yet flushed */
 	PLAN_WAIT,   /* receiver: wait for the channel's next signal */
 	PLAN_REDUCE, /* destination = reduction of sources[0..source_count), in that order; destination may be a source */
 	PLAN_COPY,   /* destination = source[0] */
@@ -49,34 +57,44 @@ enum plan_step_kind {
 
 enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH };
 
-struct plan_expression {
-	int64_t base, v0, v1; /* base + v0 * outer + v1 * inner, modulo what it indexes */
+#define PLAN_MAX_DEPTH 3
+#define PLAN_MAX_SOURCES 4
+
+/* base + v[0] * outermost loop's variable + v[1] * next + v[2] * next; a loop's variable counts 0, 1, 2, ... */
+struct plan_affine {
+	int32_t base, v[PLAN_MAX_DEPTH];
+};
+
+/* first + stride * (cycle mod modulus), modulo the number of blocks; modulus 0: first alone. */
+struct plan_position {
+	struct plan_affine first, cycle;
+	uint32_t modulus;
+	int32_t stride;
 };
 
 struct plan_operand {
 	enum plan_space space;
-	uint16_t channel;             /* SCRATCH: whose slots (an incoming channel of this rank) */
-	struct plan_expression slot;  /* SCRATCH: which slot, modulo the plan's slots */
-	struct plan_expression block; /* which block's data this is: gives place (INPUT, OUTPUT) and length (all) */
-	struct plan_expression chunk; /* which chunk of that block, modulo chunks */
+	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
+	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
+	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
+	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
 };
-
-#define PLAN_MAX_SOURCES 4
-#define PLAN_MAX_CHANNELS 16
-#define PLAN_MAX_STEPS 64
 
 struct plan_step {
 	enum plan_step_kind kind;
 	uint16_t channel;                              /* READY, PUT, FLUSH, WAIT: index into plan.channels */
-	uint16_t source_count;
-	uint64_t count;                                /* LOOP: iterations.  FLUSH: pending allowed */
-	struct plan_operand destination;               /* READY, REDUCE, COPY */
-	struct plan_operand sources[PLAN_MAX_SOURCES]; /* PUT, COPY: [0].  REDUCE: source_count of them */
+	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY: 1 */
+	bool keep;                                     /* PUT on a mapped channel: store to destination too */
+	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts that may be pending */
+	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
+	struct plan_operand destination;               /* READY, REDUCE, COPY, PUT with keep */
+	struct plan_operand sources[PLAN_MAX_SOURCES]; /* PUT, REDUCE, COPY */
 };
 
 struct plan_channel {
 	uint32_t peer;
 	bool outgoing;
+	bool mapped;    /* the sender stores straight into the receiver's slots */
 	uint16_t index; /* tells apart several channels of one direction between the same two ranks */
 };
 
@@ -84,52 +102,76 @@ struct plan {
 	enum plan_collective collective;
 	uint32_t rank, size;
 	uint32_t blocks;
+	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
-	uint64_t chunks;         /* per block, >= 1: ceil(longest block / chunk_elements), 1 when elements is 0 */
+	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
 	uint32_t slots;          /* per incoming channel */
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
 	uint32_t root;           /* broadcast */
-	uint16_t channel_count, step_count;
-	struct plan_channel channels[PLAN_MAX_CHANNELS];
-	struct plan_step steps[PLAN_MAX_STEPS];
+	uint32_t channel_count, step_count;
+	uint32_t channel_room, step_room;
+	struct plan_channel *channels;
+	struct plan_step *steps;
 };
 
-/* What to build. Equal on all ranks except rank. */
+/* What to build. Equal on all ranks except rank and which channels are mapped (each channel's two ends agree on that). */
 struct plan_shape {
 	enum plan_collective collective;
 	uint32_t rank, size;
-	uint64_t elements;
-	uint64_t chunk_elements;
-	uint32_t slots;
-	bool in_place;
+	uint64_t elements;       /* of the whole range, see struct plan */
+	uint64_t chunk_elements; /* longest chunk, >= 1: what a slot holds */
+	uint32_t slots;          /* >= 2 (broadcast: >= 1) */
+	bool in_place;           /* broadcast and barrier: always taken as true */
 	uint32_t root;
-	const uint32_t *order; /* ring position -> rank (a permutation of 0..size-1), or NULL for rank order */
+	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
+	bool mapped_in;          /* the channel from the ring's previous rank is mapped */
+	bool mapped_out;         /* the channel to the ring's next rank is */
 };
 
-/* Ring: bandwidth-optimal, 2(p-1) steps for all-reduce (Patarasuk and Yuan, 2009); a pipelined chain for broadcast; a token that
- * goes round twice for barrier.  ST_ERR_USAGE for a shape that makes no sense.  *plan is set only on success. */
-enum st_status plan_build_ring(const struct plan_shape *shape, struct plan *plan);
+/* Ring: bandwidth-optimal, 2(p-1) steps for all-reduce (Patarasuk and Yuan, 2009); a pipelined chain for broadcast; for barrier an
+ * all-gather of nothing, p-1 hops.  ST_ERR_USAGE for a shape that makes no sense.  *plan is set only on success; plan_free it. */
+enum st_status plan_build_ring(const struct plan_shape *shape, struct plan **plan);
 
-/* Offset and length in elements of (block, chunk). A pure function of the plan's shape. */
+/* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory). */
+struct plan *plan_new(void);
+struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind);
+struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool outgoing, bool mapped, uint16_t index);
+struct plan *plan_clone(const struct plan *plan);
+void plan_free(struct plan *plan); /* NULL is fine */
+
+/* Offset and length in elements of (block, chunk). Pure functions of the plan's shape. */
 uint64_t plan_block_offset(const struct plan *plan, uint64_t block);
 uint64_t plan_block_elements(const struct plan *plan, uint64_t block);
 void plan_chunk_range(const struct plan *plan, uint64_t block, uint64_t chunk, uint64_t *offset, uint64_t *elements);
 
+/* Values of indices for given loop variables; reduced into range, so always valid indices. */
+int64_t plan_affine_value(const struct plan_affine *affine, const uint64_t vars[PLAN_MAX_DEPTH]);
+uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
+uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
+uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
+
+/* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */
+enum st_status plan_check(const struct plan *plan);
+
 /*
  * Proves plans[0..size) right together, or names the first fault: rank, step, channel, block, slot.  ST_ERR_INTERNAL with
- * the fault in st_message() when refused.  It checks that
+ * the fault in st_message() when refused; ST_ERR_NOMEM.  It checks that
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);
  *   - at the end every OUTPUT chunk holds each required input exactly once, every grant is waited for, every put flushed.
- * Runs the plans `repeats` times back to back on the same channels.
+ * All of these are judged in the program order of the rank that owns the memory, so the order in which the symbolic run happens to
+ * visit ranks does not matter.  Runs the plans `repeats` times back to back on the same channels.
  */
-enum st_status plan_verify(const struct plan *plans, uint32_t size, unsigned repeats);
+enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsigned repeats);
 
 /* One line per step, for people and tests. Returns the number of characters that the whole text needs. */
 size_t plan_print(const struct plan *plan, char *text, size_t bytes);
+
+/* "allreduce", ...; never NULL. */
+const char *plan_collective_name(enum plan_collective collective);
 
 #endif

@@ -1,0 +1,230 @@
+/* Plans: making them, and where blocks and chunks lie. */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct plan *plan_new(void)
+{
+	return calloc(1, sizeof(struct plan));
+}
+
+void plan_free(struct plan *plan)
+{
+	if (!plan)
+		return;
+	free(plan->channels);
+	free(plan->steps);
+	free(plan);
+}
+
+struct plan *plan_clone(const struct plan *plan)
+{
+	struct plan *copy = malloc(sizeof *copy);
+	if (!copy)
+		return NULL;
+	*copy = *plan;
+	copy->channel_room = plan->channel_count;
+	copy->step_room = plan->step_count;
+	copy->channels = malloc(plan->channel_count * sizeof *plan->channels + 1);
+	copy->steps = malloc(plan->step_count * sizeof *plan->steps + 1);
+	if (!copy->channels || !copy->steps) {
+		plan_free(copy);
+		return NULL;
+	}
+	if (plan->channel_count)
+		memcpy(copy->channels, plan->channels, plan->channel_count * sizeof *plan->channels);
+	if (plan->step_count)
+		memcpy(copy->steps, plan->steps, plan->step_count * sizeof *plan->steps);
+	return copy;
+}
+
+struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind)
+{
+	if (plan->step_count == plan->step_room) {
+		uint32_t room = plan->step_room ? 2 * plan->step_room : 32;
+		struct plan_step *steps = realloc(plan->steps, room * sizeof *steps);
+		if (!steps)
+			return NULL;
+		plan->steps = steps;
+		plan->step_room = room;
+	}
+	struct plan_step *step = &plan->steps[plan->step_count++];
+	memset(step, 0, sizeof *step);
+	step->kind = kind;
+	return step;
+}
+
+struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool outgoing, bool mapped, uint16_t index)
+{
+	if (plan->channel_count == plan->channel_room) {
+		uint32_t room = plan->channel_room ? 2 * plan->channel_room : 4;
+		struct plan_channel *channels = realloc(plan->channels, room * sizeof *channels);
+		if (!channels)
+			return NULL;
+		plan->channels = channels;
+		plan->channel_room = room;
+	}
+	struct plan_channel *channel = &plan->channels[plan->channel_count++];
+	*channel = (struct plan_channel){.peer = peer, .outgoing = outgoing, .mapped = mapped, .index = index};
+	return channel;
+}
+
+uint64_t plan_block_offset(const struct plan *plan, uint64_t block)
+{
+	uint64_t q = plan->elements / plan->blocks, r = plan->elements % plan->blocks;
+	return block * q + (block < r ? block : r);
+}
+
+uint64_t plan_block_elements(const struct plan *plan, uint64_t block)
+{
+	return plan->elements / plan->blocks + (block < plan->elements % plan->blocks);
+}
+
+void plan_chunk_range(const struct plan *plan, uint64_t block, uint64_t chunk, uint64_t *offset, uint64_t *elements)
+{
+	uint64_t length = plan_block_elements(plan, block);
+	/* The builder keeps chunks * chunk_elements far below 2^64. */
+	uint64_t start = chunk * plan->chunk_elements;
+	if (start > length)
+		start = length;
+	*offset = plan_block_offset(plan, block) + start;
+	*elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements;
+}
+
+int64_t plan_affine_value(const struct plan_affine *affine, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	int64_t value = affine->base;
+	for (int i = 0; i < PLAN_MAX_DEPTH; i++)
+		value += (int64_t)affine->v[i] * (int64_t)vars[i];
+	return value;
+}
+
+/* The remainder in 0..modulus-1, also for negative values; no division where none is needed. */
+static uint64_t reduced(int64_t value, uint64_t modulus)
+{
+	if (value >= 0 && (uint64_t)value < modulus)
+		return (uint64_t)value;
+	int64_t m = (int64_t)modulus, rest = value % m;
+	return (uint64_t)(rest < 0 ? rest + m : rest);
+}
+
+uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	const struct plan_position *block = &operand->block;
+	int64_t value = plan_affine_value(&block->first, vars);
+	if (block->modulus)
+		value += block->stride * (int64_t)reduced(plan_affine_value(&block->cycle, vars), block->modulus);
+	uint32_t position = (uint32_t)reduced(value, plan->blocks);
+	return plan->order ? plan->order[position] : position;
+}
+
+uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	return reduced(plan_affine_value(&operand->chunk, vars), plan->chunks);
+}
+
+uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), plan->slots);
+}
+
+const char *plan_collective_name(enum plan_collective collective)
+{
+	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
+	return (size_t)collective < sizeof names / sizeof *names ? names[collective] : "unknown collective";
+}
+
+static enum st_status bad(const struct plan *plan, uint32_t step, const char *what)
+{
+	return st_fail(ST_ERR_INTERNAL, "plan of rank %u, step %u: %s", plan->rank, step, what);
+}
+
+static enum st_status check_operand(const struct plan *plan, uint32_t at, const struct plan_operand *operand, bool written)
+{
+	if (operand->space == PLAN_SCRATCH) {
+		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
+			return bad(plan, at, "scratch of a channel that is not incoming");
+	} else if (operand->space == PLAN_INPUT) {
+		if (written)
+			return bad(plan, at, "writes to the input");
+	} else if (operand->space != PLAN_OUTPUT) {
+		return bad(plan, at, "no such space");
+	}
+	return ST_OK;
+}
+
+enum st_status plan_check(const struct plan *plan)
+{
+	if (!plan->blocks || !plan->chunks || !plan->chunk_elements || !plan->slots || !plan->size || plan->rank >= plan->size)
+		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: no blocks, chunks, slots or ranks", plan->rank);
+	for (uint32_t b = 0; plan->order && b < plan->blocks; b++)
+		if (plan->order[b] >= plan->blocks)
+			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: order names block %u of %u", plan->rank, plan->order[b], plan->blocks);
+	for (uint32_t i = 0; i < plan->channel_count; i++) {
+		const struct plan_channel *a = &plan->channels[i];
+		if (a->peer >= plan->size || a->peer == plan->rank)
+			return st_fail(ST_ERR_INTERNAL, "plan of rank %u, channel %u: leads to rank %u of %u", plan->rank, i, a->peer, plan->size);
+		for (uint32_t j = 0; j < i; j++) {
+			const struct plan_channel *b = &plan->channels[j];
+			if (a->peer == b->peer && a->outgoing == b->outgoing && a->index == b->index)
+				return st_fail(ST_ERR_INTERNAL, "plan of rank %u, channels %u and %u: the same", plan->rank, j, i);
+		}
+	}
+	unsigned depth = 0;
+	for (uint32_t i = 0; i < plan->step_count; i++) {
+		const struct plan_step *step = &plan->steps[i];
+		unsigned sources = 0;
+		bool destination = false, incoming = false, outgoing = false;
+		switch (step->kind) {
+		case PLAN_LOOP:
+			if (++depth > PLAN_MAX_DEPTH)
+				return bad(plan, i, "loops nested too deep");
+			if (step->count > INT32_MAX)
+				return bad(plan, i, "a loop of more than 2^31 - 1 iterations");
+			break;
+		case PLAN_END:
+			if (!depth--)
+				return bad(plan, i, "end without loop");
+			break;
+		case PLAN_READY: incoming = destination = true; break;
+		case PLAN_WAIT: incoming = true; break;
+		case PLAN_FLUSH: outgoing = true; break;
+		case PLAN_PUT:
+			outgoing = true;
+			destination = step->keep;
+			sources = step->source_count;
+			break;
+		case PLAN_REDUCE:
+			destination = true;
+			sources = step->source_count;
+			break;
+		case PLAN_COPY:
+			destination = true;
+			sources = 1;
+			break;
+		default: return bad(plan, i, "no such kind of step");
+		}
+		if ((incoming || outgoing) && (step->channel >= plan->channel_count || plan->channels[step->channel].outgoing != outgoing))
+			return bad(plan, i, incoming ? "the channel is not incoming" : "the channel is not outgoing");
+		if ((step->kind == PLAN_PUT || step->kind == PLAN_REDUCE) && !sources)
+			return bad(plan, i, "no source");
+		if (sources > PLAN_MAX_SOURCES)
+			return bad(plan, i, "too many sources");
+		if (step->kind == PLAN_PUT && (sources > 1 || step->keep) && !plan->channels[step->channel].mapped)
+			return bad(plan, i, "a put of several sources, or one that keeps, on a channel that is not mapped");
+		for (unsigned s = 0; s < sources; s++)
+			ST_TRY(check_operand(plan, i, &step->sources[s], false));
+		if (destination)
+			ST_TRY(check_operand(plan, i, &step->destination, true));
+		if (step->kind == PLAN_READY) {
+			if (step->destination.space == PLAN_SCRATCH && step->destination.channel != step->channel)
+				return bad(plan, i, "grants another channel's slot");
+			if (step->destination.space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
+				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
+		}
+	}
+	if (depth)
+		return bad(plan, plan->step_count, "loop without end");
+	return ST_OK;
+}

@@ -1,0 +1,560 @@
+/*
+ * Proving plans right by running them on symbols.
+ *
+ * Every (block, chunk) of a buffer and every slot is one cell.  A cell's value is a fingerprint of the multiset of inputs summed in it: each input
+ * chunk (rank, block, chunk) has a pseudo-random 64-bit number, a reduction adds them modulo 2^64, and a chunk that must hold each
+ * rank's input exactly once is compared with the sum of all.  So a cell costs 16 bytes whatever the number of ranks; a wrong multiset is
+ * accepted with probability 2^-64.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+enum { DEFINED = 1, GRANTED = 2, UNUSED = 4 };
+
+struct cell {
+	uint64_t value;
+	uint32_t puts; /* not yet flushed puts that read it */
+	uint32_t flags;
+};
+
+struct grant {
+	struct cell *cell;
+	uint64_t elements;
+	unsigned repeat;
+};
+
+/* First in, first out. */
+struct queue {
+	struct grant *items;
+	size_t first, count, room;
+};
+
+/* One direction between two ranks. */
+struct wire {
+	struct queue grants;    /* not yet taken by a put */
+	struct queue landed;    /* put, not yet waited for */
+	struct queue unflushed; /* sources of puts */
+	uint64_t granted, waited; /* by the receiver */
+	bool outgoing_seen, incoming_seen;
+	bool mapped_at_sender, mapped_at_receiver;
+};
+
+struct frame {
+	uint32_t step;
+	uint64_t count;
+};
+
+struct actor {
+	const struct plan *plan;
+	struct wire **wires;  /* (channel_count) */
+	struct cell *input, *output; /* (blocks * chunks); the same when in place */
+	struct cell *slots;   /* (channel_count * slots) */
+	uint32_t at;
+	unsigned repeat, depth;
+	uint64_t vars[PLAN_MAX_DEPTH];
+	struct frame frames[PLAN_MAX_DEPTH];
+	bool done;
+	bool queued;
+};
+
+struct proof {
+	struct actor *actors;
+	uint32_t size;
+	unsigned repeats;
+	/* The wires, found by (sender, receiver, index). */
+	struct wire_entry {
+		uint64_t key; /* 0: free */
+		struct wire wire;
+	} *table;
+	size_t table_size;
+	uint64_t *complete; /* reductions: (blocks * chunks) fingerprint of every rank's input exactly once */
+};
+
+static uint64_t mixed(uint64_t x)
+{
+	/* splitmix64's finisher */
+	x += UINT64_C(0x9e3779b97f4a7c15);
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return x ^ (x >> 31);
+}
+
+static uint64_t fingerprint(uint32_t rank, uint64_t block, uint64_t chunk)
+{
+	return mixed(mixed(mixed(rank) ^ block) ^ chunk);
+}
+
+static bool push(struct queue *queue, struct grant item)
+{
+	if (queue->first && queue->first + queue->count == queue->room) {
+		memmove(queue->items, queue->items + queue->first, queue->count * sizeof *queue->items);
+		queue->first = 0;
+	}
+	if (queue->count == queue->room) {
+		size_t room = queue->room ? 2 * queue->room : 4;
+		struct grant *items = realloc(queue->items, room * sizeof *items);
+		if (!items)
+			return false;
+		queue->items = items;
+		queue->room = room;
+	}
+	queue->items[queue->first + queue->count++] = item;
+	return true;
+}
+
+static struct grant pop(struct queue *queue)
+{
+	struct grant item = queue->items[queue->first++];
+	if (!--queue->count)
+		queue->first = 0;
+	return item;
+}
+
+static enum st_status no_memory(void)
+{
+	return st_fail(ST_ERR_NOMEM, "plan verifier: out of memory");
+}
+
+static enum st_status __attribute__((format(printf, 2, 3))) refuse(const struct actor *actor, const char *format, ...)
+{
+	char what[256], where[64] = "at its end";
+	va_list args;
+	va_start(args, format);
+	vsnprintf(what, sizeof what, format, args);
+	va_end(args);
+	if (actor->at < actor->plan->step_count)
+		snprintf(where, sizeof where, "step %" PRIu32, actor->at);
+	return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ", %s, operation %u: %s", actor->plan->rank, where, actor->repeat, what);
+}
+
+static struct wire *find_wire(struct proof *proof, uint32_t sender, uint32_t receiver, uint16_t index)
+{
+	uint64_t key = 1 + (((uint64_t)sender * proof->size + receiver) << 16 | index);
+	for (size_t i = mixed(key) & (proof->table_size - 1);; i = (i + 1) & (proof->table_size - 1)) {
+		if (!proof->table[i].key)
+			proof->table[i].key = key;
+		if (proof->table[i].key == key)
+			return &proof->table[i].wire;
+	}
+}
+
+static bool only_own(const struct plan *plan, enum plan_space space)
+{
+	return space == PLAN_INPUT ? plan->compact_input : space == PLAN_OUTPUT ? plan->compact_output : false;
+}
+
+/* Fresh buffers for the next operation: everything that is input is defined and not yet used. */
+static void fill(struct actor *actor)
+{
+	const struct plan *plan = actor->plan;
+	size_t cells = plan->blocks * plan->chunks;
+	memset(actor->output, 0, cells * sizeof *actor->output);
+	for (uint32_t block = 0; block < plan->blocks; block++) {
+		bool is_input = !plan->compact_input || block == plan->rank;
+		if (plan->collective == PLAN_BROADCAST)
+			is_input = plan->rank == plan->root;
+		for (uint64_t chunk = 0; chunk < plan->chunks; chunk++) {
+			struct cell *cell = &actor->input[block * plan->chunks + chunk];
+			if (is_input)
+				*cell = (struct cell){fingerprint(plan->rank, block, chunk), 0, DEFINED | UNUSED};
+			else if (actor->input != actor->output)
+				*cell = (struct cell){0};
+		}
+	}
+}
+
+static enum st_status operand_cell(const struct actor *actor, const struct plan_operand *operand, struct cell **cell, uint64_t *elements)
+{
+	const struct plan *plan = actor->plan;
+	uint32_t block = plan_operand_block(plan, operand, actor->vars);
+	uint64_t chunk = plan_operand_chunk(plan, operand, actor->vars), offset;
+	plan_chunk_range(plan, block, chunk, &offset, elements);
+	if (operand->space == PLAN_SCRATCH) {
+		*cell = &actor->slots[operand->channel * (size_t)plan->slots + plan_operand_slot(plan, operand, actor->vars)];
+		return ST_OK;
+	}
+	if (only_own(plan, operand->space) && block != plan->rank)
+		return refuse(actor, "block %" PRIu32 " of a buffer that holds the own block only", block);
+	*cell = &(operand->space == PLAN_INPUT ? actor->input : actor->output)[block * plan->chunks + chunk];
+	return ST_OK;
+}
+
+static enum st_status name_cell(const struct actor *actor, const struct plan_operand *operand, const char *what)
+{
+	const struct plan *plan = actor->plan;
+	uint32_t block = plan_operand_block(plan, operand, actor->vars);
+	uint64_t chunk = plan_operand_chunk(plan, operand, actor->vars);
+	if (operand->space == PLAN_SCRATCH)
+		return refuse(actor, "channel %u slot %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", operand->channel,
+			      plan_operand_slot(plan, operand, actor->vars), block, chunk, what);
+	return refuse(actor, "%s block %" PRIu32 " chunk %" PRIu64 " %s", operand->space == PLAN_INPUT ? "input" : "output", block, chunk, what);
+}
+
+static enum st_status read_cell(const struct actor *actor, const struct plan_operand *operand, uint64_t *value, uint64_t *elements,
+				struct cell **at)
+{
+	struct cell *cell;
+	ST_TRY(operand_cell(actor, operand, &cell, elements));
+	if (cell->flags & GRANTED)
+		return name_cell(actor, operand, "is read while it is granted away");
+	if (!(cell->flags & DEFINED))
+		return name_cell(actor, operand, "is read before it was written");
+	cell->flags &= ~(uint32_t)UNUSED;
+	*value = cell->value;
+	*at = cell;
+	return ST_OK;
+}
+
+static enum st_status may_write(const struct actor *actor, const struct plan_operand *operand, const struct cell *cell, bool grant)
+{
+	if (cell->flags & GRANTED)
+		return name_cell(actor, operand, grant ? "is granted twice" : "is written while it is granted away");
+	if (cell->puts)
+		return name_cell(actor, operand, grant ? "is granted while it is still being put" : "is written while it is still being put");
+	if (cell->flags & UNUSED)
+		return name_cell(actor, operand, grant ? "is granted before its value was used" : "is written before its value was used");
+	return ST_OK;
+}
+
+/* Sum of the sources, which must all be as long as *elements (UINT64_MAX: not known yet). */
+static enum st_status read_sources(const struct actor *actor, const struct plan_step *step, uint64_t *sum, uint64_t *elements, struct cell **first)
+{
+	*sum = 0;
+	for (unsigned s = 0; s < step->source_count; s++) {
+		uint64_t value = 0, length = 0;
+		struct cell *cell = NULL;
+		ST_TRY(read_cell(actor, &step->sources[s], &value, &length, &cell));
+		if (!s)
+			*first = cell;
+		if (*elements == UINT64_MAX)
+			*elements = length;
+		if (length != *elements)
+			return name_cell(actor, &step->sources[s], "has another length than the other operands");
+		*sum += value;
+	}
+	return ST_OK;
+}
+
+static enum st_status write_destination(const struct actor *actor, const struct plan_step *step, uint64_t value, uint64_t elements)
+{
+	struct cell *cell;
+	uint64_t length;
+	ST_TRY(operand_cell(actor, &step->destination, &cell, &length));
+	if (length != elements)
+		return name_cell(actor, &step->destination, "has another length than the sources");
+	ST_TRY(may_write(actor, &step->destination, cell, false));
+	cell->value = value;
+	cell->flags = DEFINED | UNUSED;
+	return ST_OK;
+}
+
+/* *moved says whether the step is done or must wait for another rank. */
+static enum st_status run_step(struct actor *actor, const struct plan_step *step, bool *moved)
+{
+	struct wire *wire = step->kind <= PLAN_WAIT ? actor->wires[step->channel] : NULL;
+	uint64_t elements = UINT64_MAX, sum;
+	struct cell *cell;
+	*moved = true;
+	switch (step->kind) {
+	case PLAN_READY:
+		ST_TRY(operand_cell(actor, &step->destination, &cell, &elements));
+		ST_TRY(may_write(actor, &step->destination, cell, true));
+		cell->flags = GRANTED;
+		wire->granted++;
+		if (!push(&wire->grants, (struct grant){cell, elements, actor->repeat}))
+			return no_memory();
+		return ST_OK;
+	case PLAN_PUT: {
+		if (!wire->grants.count) {
+			*moved = false;
+			return ST_OK;
+		}
+		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
+		struct grant grant = pop(&wire->grants);
+		if (grant.repeat != actor->repeat)
+			return refuse(actor, "channel %u: the put meets a grant of operation %u", step->channel, grant.repeat);
+		if (grant.elements != elements)
+			return refuse(actor, "channel %u: the put carries %" PRIu64 " elements, %" PRIu64 " are granted", step->channel, elements,
+				      grant.elements);
+		/* The receiver can't look before its WAIT, so when exactly the data lands makes no difference. */
+		grant.cell->value = sum;
+		if (!push(&wire->landed, grant))
+			return no_memory();
+		if (step->keep)
+			ST_TRY(write_destination(actor, step, sum, elements));
+		if (!actor->plan->channels[step->channel].mapped) {
+			cell->puts++;
+			if (!push(&wire->unflushed, (struct grant){.cell = cell}))
+				return no_memory();
+		}
+		return ST_OK;
+	}
+	case PLAN_FLUSH:
+		while (wire->unflushed.count > step->count)
+			pop(&wire->unflushed).cell->puts--;
+		return ST_OK;
+	case PLAN_WAIT: {
+		if (!wire->landed.count) {
+			*moved = false;
+			return ST_OK;
+		}
+		struct grant grant = pop(&wire->landed);
+		if (grant.repeat != actor->repeat)
+			return refuse(actor, "channel %u: waits for a put of operation %u", step->channel, grant.repeat);
+		grant.cell->flags = DEFINED | UNUSED;
+		wire->waited++;
+		return ST_OK;
+	}
+	case PLAN_REDUCE:
+	case PLAN_COPY:
+		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
+		return write_destination(actor, step, sum, elements);
+	default: return ST_OK;
+	}
+}
+
+static uint32_t matching_end(const struct plan *plan, uint32_t at)
+{
+	for (unsigned depth = 0;; at++) {
+		if (plan->steps[at].kind == PLAN_LOOP)
+			depth++;
+		else if (plan->steps[at].kind == PLAN_END && !--depth)
+			return at;
+	}
+}
+
+/* What every OUTPUT chunk must hold now that the plan has ended, and nothing left open. */
+static enum st_status check_end(const struct proof *proof, const struct actor *actor)
+{
+	const struct plan *plan = actor->plan;
+	for (uint32_t i = 0; i < plan->channel_count; i++) {
+		const struct wire *wire = actor->wires[i];
+		if (plan->channels[i].outgoing) {
+			if (wire->unflushed.count)
+				return refuse(actor, "channel %" PRIu32 ": %zu puts were not flushed", i, wire->unflushed.count);
+			continue;
+		}
+		if (wire->granted != wire->waited)
+			return refuse(actor, "channel %" PRIu32 ": %" PRIu64 " grants were not waited for", i, wire->granted - wire->waited);
+		for (uint32_t s = 0; s < plan->slots; s++)
+			if (actor->slots[i * (size_t)plan->slots + s].flags & UNUSED)
+				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s);
+	}
+	for (uint32_t block = 0; block < plan->blocks; block++) {
+		if (plan->compact_output && block != plan->rank)
+			continue;
+		for (uint64_t chunk = 0; chunk < plan->chunks; chunk++) {
+			uint64_t expected = 0;
+			switch (plan->collective) {
+			case PLAN_ALLREDUCE:
+			case PLAN_REDUCE_SCATTER:
+				expected = proof->complete[block * plan->chunks + chunk];
+				break;
+			case PLAN_BROADCAST: expected = fingerprint(plan->root, block, chunk); break;
+			case PLAN_ALL_GATHER:
+			case PLAN_BARRIER: expected = fingerprint(block, block, chunk); break;
+			}
+			const struct cell *cell = &actor->output[block * plan->chunks + chunk];
+			if (cell->flags & GRANTED || !(cell->flags & DEFINED) || cell->value != expected)
+				return refuse(actor, "output block %" PRIu32 " chunk %" PRIu64 " %s", block, chunk,
+					      cell->flags & GRANTED      ? "is still granted away"
+					      : !(cell->flags & DEFINED) ? "was never written"
+									 : "does not hold every input exactly once");
+		}
+	}
+	return ST_OK;
+}
+
+/* Runs one rank until it waits for another or has done all its operations. */
+static enum st_status advance(struct proof *proof, struct actor *actor, bool *progress)
+{
+	const struct plan *plan = actor->plan;
+	*progress = false;
+	while (!actor->done) {
+		if (actor->at == plan->step_count) {
+			ST_TRY(check_end(proof, actor));
+			*progress = true;
+			if (++actor->repeat == proof->repeats) {
+				actor->done = true;
+				break;
+			}
+			actor->at = 0;
+			fill(actor);
+			continue;
+		}
+		const struct plan_step *step = &plan->steps[actor->at];
+		if (step->kind == PLAN_LOOP) {
+			if (!step->count) {
+				actor->at = matching_end(plan, actor->at) + 1;
+				continue;
+			}
+			actor->frames[actor->depth] = (struct frame){actor->at, step->count};
+			actor->vars[actor->depth++] = 0;
+			actor->at++;
+		} else if (step->kind == PLAN_END) {
+			struct frame *frame = &actor->frames[actor->depth - 1];
+			if (++actor->vars[actor->depth - 1] < frame->count) {
+				actor->at = frame->step + 1;
+			} else {
+				actor->vars[--actor->depth] = 0;
+				actor->at++;
+			}
+		} else if (plan_affine_value(&step->guard, actor->vars) < 0) {
+			actor->at++;
+		} else {
+			bool moved;
+			ST_TRY(run_step(actor, step, &moved));
+			if (!moved)
+				break;
+			actor->at++;
+			*progress = true;
+		}
+	}
+	return ST_OK;
+}
+
+static enum st_status check_together(struct proof *proof, const struct plan *const *plans)
+{
+	const struct plan *first = plans[0];
+	for (uint32_t r = 0; r < proof->size; r++) {
+		const struct plan *plan = plans[r];
+		ST_TRY(plan_check(plan));
+		if (plan->rank != r || plan->size != proof->size)
+			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
+				       plan->rank, plan->size);
+		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root)
+			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
+		if (plan->chunks > UINT64_MAX / plan->chunk_elements || plan->chunks * plan->chunk_elements < plan_block_elements(plan, 0))
+			return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ": the chunks do not cover a block", r);
+		if ((plan->compact_input || plan->compact_output) && plan->blocks != plan->size)
+			return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ": %" PRIu32 " blocks for %" PRIu32 " ranks", r, plan->blocks, plan->size);
+	}
+	return ST_OK;
+}
+
+static enum st_status set_up(struct proof *proof, const struct plan *const *plans)
+{
+	size_t ends = 1;
+	for (uint32_t r = 0; r < proof->size; r++)
+		ends += plans[r]->channel_count;
+	for (proof->table_size = 16; proof->table_size < 2 * ends;)
+		proof->table_size *= 2;
+	proof->table = calloc(proof->table_size, sizeof *proof->table);
+	proof->actors = calloc(proof->size, sizeof *proof->actors);
+	if (!proof->table || !proof->actors)
+		return no_memory();
+	if (plans[0]->collective == PLAN_ALLREDUCE || plans[0]->collective == PLAN_REDUCE_SCATTER) {
+		proof->complete = calloc(plans[0]->blocks * plans[0]->chunks, sizeof *proof->complete);
+		if (!proof->complete)
+			return no_memory();
+		for (uint32_t block = 0; block < plans[0]->blocks; block++)
+			for (uint64_t chunk = 0; chunk < plans[0]->chunks; chunk++)
+				for (uint32_t r = 0; r < proof->size; r++)
+					proof->complete[block * plans[0]->chunks + chunk] += fingerprint(r, block, chunk);
+	}
+	for (uint32_t r = 0; r < proof->size; r++) {
+		struct actor *actor = &proof->actors[r];
+		const struct plan *plan = actor->plan = plans[r];
+		size_t cells = plan->blocks * plan->chunks;
+		actor->wires = calloc(plan->channel_count + 1, sizeof(struct wire *));
+		actor->output = calloc(cells, sizeof *actor->output);
+		actor->input = plan->in_place ? actor->output : calloc(cells, sizeof *actor->input);
+		actor->slots = calloc(plan->channel_count * (size_t)plan->slots + 1, sizeof *actor->slots);
+		if (!actor->wires || !actor->input || !actor->output || !actor->slots)
+			return no_memory();
+		fill(actor);
+		for (uint32_t i = 0; i < plan->channel_count; i++) {
+			const struct plan_channel *channel = &plan->channels[i];
+			struct wire *wire = channel->outgoing ? find_wire(proof, r, channel->peer, channel->index)
+							      : find_wire(proof, channel->peer, r, channel->index);
+			actor->wires[i] = wire;
+			*(channel->outgoing ? &wire->outgoing_seen : &wire->incoming_seen) = true;
+			*(channel->outgoing ? &wire->mapped_at_sender : &wire->mapped_at_receiver) = channel->mapped;
+		}
+	}
+	for (uint32_t r = 0; r < proof->size; r++) {
+		struct actor *actor = &proof->actors[r];
+		for (uint32_t i = 0; i < actor->plan->channel_count; i++) {
+			if (!actor->wires[i]->outgoing_seen || !actor->wires[i]->incoming_seen)
+				return refuse(actor, "channel %" PRIu32 " has no other end at rank %" PRIu32, i, actor->plan->channels[i].peer);
+			if (actor->wires[i]->mapped_at_sender != actor->wires[i]->mapped_at_receiver)
+				return refuse(actor, "channel %" PRIu32 " is mapped at one end only", i);
+		}
+	}
+	return ST_OK;
+}
+
+static enum st_status run_all(struct proof *proof)
+{
+	/* Ranks that may be able to move, each at most once: a rank that moved may have unblocked its peers. */
+	uint32_t *work = malloc(((size_t)proof->size + 1) * sizeof *work);
+	if (!work)
+		return no_memory();
+	uint32_t head = 0, waiting = proof->size;
+	enum st_status status = ST_OK;
+	for (uint32_t r = 0; r < proof->size; r++) {
+		work[r] = r;
+		proof->actors[r].queued = true;
+	}
+	while (waiting && status == ST_OK) {
+		struct actor *actor = &proof->actors[work[head]];
+		head = (head + 1) % (proof->size + 1);
+		waiting--;
+		actor->queued = false;
+		bool progress;
+		status = advance(proof, actor, &progress);
+		for (uint32_t i = 0; progress && i < actor->plan->channel_count; i++) {
+			struct actor *peer = &proof->actors[actor->plan->channels[i].peer];
+			if (!peer->queued && !peer->done) {
+				peer->queued = true;
+				work[(head + waiting++) % (proof->size + 1)] = actor->plan->channels[i].peer;
+			}
+		}
+	}
+	free(work);
+	for (uint32_t r = 0; r < proof->size && status == ST_OK; r++) {
+		const struct actor *actor = &proof->actors[r];
+		if (!actor->done) {
+			const struct plan_step *step = &actor->plan->steps[actor->at];
+			status = refuse(actor, "deadlock: %s channel %u, rank %" PRIu32 " never comes",
+					step->kind == PLAN_PUT ? "waits for a grant on" : "waits for a put on", step->channel,
+					actor->plan->channels[step->channel].peer);
+		}
+	}
+	return status;
+}
+
+enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsigned repeats)
+{
+	struct proof proof = {.size = size, .repeats = repeats};
+	if (!size || !repeats)
+		return st_fail(ST_ERR_USAGE, "plan verifier: no plans or no repeats");
+	enum st_status status = check_together(&proof, plans);
+	if (status == ST_OK)
+		status = set_up(&proof, plans);
+	if (status == ST_OK)
+		status = run_all(&proof);
+	for (uint32_t r = 0; proof.actors && r < size; r++) {
+		struct actor *actor = &proof.actors[r];
+		free(actor->wires);
+		if (actor->input != actor->output)
+			free(actor->input);
+		free(actor->output);
+		free(actor->slots);
+	}
+	for (size_t i = 0; proof.table && i < proof.table_size; i++) {
+		free(proof.table[i].wire.grants.items);
+		free(proof.table[i].wire.landed.items);
+		free(proof.table[i].wire.unflushed.items);
+	}
+	free(proof.complete);
+	free(proof.table);
+	free(proof.actors);
+	return status;
+}
