@@ -162,7 +162,7 @@ static enum st_status read_session(struct reader *reader, struct file *file, con
 	struct records_session session;
 	uint64_t listed = 0;
 	bool clean = true;
-	uint32_t index;
+	uint32_t index = 0;
 
 	if (block->bytes < sizeof session) {
 		damaged(reader, file, "a session header of %u bytes, at least %zu expected", block->bytes, sizeof session);
