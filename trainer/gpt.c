@@ -547,8 +547,7 @@ static void attention_task(void *context, size_t index, unsigned thread)
 		scores_of(model, qkv, p, first, queries, keys);
 		for (size_t q = 0; q < queries; q++) {
 			size_t visible = first + q + 1;
-			model->kernels->softmax_statistics(p + q * ld, visible, &greatest[first + q], &inverse[first + q]);
-			model->kernels->exponentials(p + q * ld, visible, greatest[first + q], inverse[first + q]);
+			model->kernels->softmax(p + q * ld, visible, &greatest[first + q], &inverse[first + q]);
 			memset(p + q * ld + visible, 0, (keys - visible) * sizeof(*p));
 		}
 		multiply_small(model, &(struct train_matmul){.m = queries, .n = size, .k = keys, .alpha = 1, .a = p, .lda = ld, .b = qkv + 2 * c,

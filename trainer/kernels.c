@@ -1,8 +1,8 @@
 #include "trainer/kernels.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

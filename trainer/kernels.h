@@ -49,6 +49,8 @@ struct train_kernels {
 
 	/* Greatest value of x (n), and 1 / sum(exp(x - greatest)); the sum is returned. */
 	float (*softmax_statistics)(const float *x, size_t n, float *greatest, float *inverse);
+	/* x = softmax(x): statistics, then exponentials with factor *inverse, with the same bits, in one. */
+	void (*softmax)(float *x, size_t n, float *greatest, float *inverse);
 	/* x = exp(x - greatest) * factor. */
 	void (*exponentials)(float *x, size_t n, float greatest, float factor);
 	/* ds = p * (dp - dot) * scale, in dp. */
