@@ -21,7 +21,7 @@ static struct verdict verdict_of(enum st_status status)
 	return verdict;
 }
 
-enum st_status train_agree(struct comm *comm, enum st_status mine)
+enum st_status train_agree(struct comm *comm, enum st_status mine, bool *agreed)
 {
 	uint32_t size = comm_size(comm), failed = 0, first = UINT32_MAX;
 	struct verdict verdict = verdict_of(mine), *all = calloc(size, sizeof *all);
@@ -54,11 +54,12 @@ enum st_status train_agree(struct comm *comm, enum st_status mine)
 	else
 		snprintf(message, sizeof message, "rank %u on %s: %s", first, comm_host(comm, first), all[first].message);
 	status = st_fail_copy((enum st_status)all[first].status, message);
+	*agreed = true;
 	free(all);
 	return status;
 }
 
-enum st_status train_agree_with_first(struct comm *comm, enum st_status mine)
+enum st_status train_agree_with_first(struct comm *comm, enum st_status mine, bool *agreed)
 {
 	struct verdict verdict = verdict_of(mine);
 
@@ -66,10 +67,11 @@ enum st_status train_agree_with_first(struct comm *comm, enum st_status mine)
 	if (verdict.status == ST_OK)
 		return ST_OK;
 	verdict.message[sizeof verdict.message - 1] = 0;
+	*agreed = true;
 	return st_fail_copy((enum st_status)verdict.status, verdict.message);
 }
 
-enum st_status train_agree_same(struct comm *comm, const void *mine, size_t bytes, const char *what)
+enum st_status train_agree_same(struct comm *comm, const void *mine, size_t bytes, const char *what, bool *agreed)
 {
 	uint32_t size = comm_size(comm);
 	char *all = calloc(size, bytes);
@@ -78,9 +80,11 @@ enum st_status train_agree_same(struct comm *comm, const void *mine, size_t byte
 	if (status == ST_OK)
 		status = comm_collect(comm, mine, bytes, all);
 	for (uint32_t rank = 1; rank < size && status == ST_OK; rank++)
-		if (memcmp(all, all + rank * bytes, bytes))
+		if (memcmp(all, all + rank * bytes, bytes)) {
+			*agreed = true;
 			status = st_fail(ST_ERR_MISMATCH, "rank %u on %s has another %s than rank 0 on %s", rank, comm_host(comm, rank), what,
 					 comm_host(comm, 0));
+		}
 	free(all);
 	return status;
 }

@@ -80,14 +80,15 @@ static const struct st_json_key log_keys[] = {
 };
 static const struct st_json_key flip_bit_keys[] = {
 	INT("rank", debug.flip_bit.rank, -1, 1 << 24),
-	INT("step", debug.flip_bit.step, 0, LARGEST),
+	INT("step", debug.flip_bit.step, 1, LARGEST),
 	INT("element", debug.flip_bit.element, 0, LARGEST),
 	INT("bit", debug.flip_bit.bit, 0, 31),
 	{0},
 };
 static const struct st_json_key not_a_number_keys[] = {
 	INT("rank", debug.not_a_number.rank, -1, 1 << 24),
-	INT("step", debug.not_a_number.step, 0, LARGEST),
+	INT("step", debug.not_a_number.step, 1, LARGEST),
+	INT("count", debug.not_a_number.count, 1, LARGEST),
 	{0},
 };
 static const struct st_json_key delay_keys[] = {
@@ -97,7 +98,7 @@ static const struct st_json_key delay_keys[] = {
 };
 static const struct st_json_key dump_gradients_keys[] = {
 	STRING("file", debug.dump_gradients.file),
-	INT("step", debug.dump_gradients.step, 0, LARGEST),
+	INT("step", debug.dump_gradients.step, 1, LARGEST),
 	{0},
 };
 static const struct st_json_key debug_keys[] = {
@@ -173,15 +174,16 @@ static const struct {
 	{"bucket_bytes", "gradient bytes of one all-reduce"},
 	{"threads", "of each rank; 0: OMP_NUM_THREADS, else this rank's share of the cores it may run on"},
 	{"debug.flip_bit.rank", "fault injection: rank in which one bit of one parameter flips; -1: none"},
-	{"debug.flip_bit.step", "after this step's update"},
+	{"debug.flip_bit.step", "after the update of this step, counted from 1 as in the log"},
 	{"debug.flip_bit.element", "index in the flat parameter buffer"},
 	{"debug.flip_bit.bit", "0 lowest .. 31 sign"},
 	{"debug.not_a_number.rank", "fault injection: rank whose gradient gets a NaN; -1: none"},
-	{"debug.not_a_number.step", "first step that does; all later ones do too"},
+	{"debug.not_a_number.step", "in this step"},
+	{"debug.not_a_number.count", "and so many steps in all, one after the other"},
 	{"debug.delay.rank", "fault injection: rank that sleeps in every step; -1: none"},
 	{"debug.delay.milliseconds", "how long, before its forward pass"},
 	{"debug.dump_gradients.file", "rank 0 writes the averaged gradients of one step here as safetensors"},
-	{"debug.dump_gradients.step", "which step, from 0"},
+	{"debug.dump_gradients.step", "which step"},
 };
 
 static void set_defaults(struct train_config *config)
@@ -201,7 +203,8 @@ static void set_defaults(struct train_config *config)
 		.time_limit = {.margin = 60},
 		.log = {.every = 1},
 		.bucket_bytes = 4 << 20,
-		.debug = {.flip_bit = {.rank = -1, .bit = 22}, .not_a_number = {.rank = -1}, .delay = {.rank = -1}},
+		.debug = {.flip_bit = {.rank = -1, .step = 1, .bit = 22}, .not_a_number = {.rank = -1, .step = 1, .count = 1}, .delay = {.rank = -1},
+			  .dump_gradients = {.step = 1}},
 	};
 }
 
@@ -239,8 +242,6 @@ static enum st_status check(const struct train_config *c, const char *name)
 	if (!c->checkpoint.directory && (c->checkpoint.every || c->checkpoint.resume == TRAIN_RESUME_MUST))
 		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.directory: seen nothing, expected a directory because checkpoint.%s is set", name,
 			       c->checkpoint.every ? "every" : "resume");
-	if (c->debug.dump_gradients.step && !c->debug.dump_gradients.file)
-		return st_fail(ST_ERR_CONFIG, "%s: debug.dump_gradients.file: seen nothing, expected a file because its step is set", name);
 	return ST_OK;
 }
 

@@ -64,7 +64,7 @@ struct train_config {
 			int64_t rank, step, element, bit;
 		} flip_bit;
 		struct {
-			int64_t rank, step;
+			int64_t rank, step, count;
 		} not_a_number;
 		struct {
 			int64_t rank, milliseconds;
