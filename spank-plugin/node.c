@@ -16,7 +16,8 @@ bool node_settings(spank_t spank, const struct opt_site *site, const char *site_
 	if (found == ESPANK_ENV_NOEXIST)
 		return false;
 	if (site_error) {
-		slurm_error("synctrain: switched off: %s", site_error);
+		snprintf(line, sizeof line, "synctrain: switched off on this node: %s: this step runs without synctrain", site_error);
+		*refusal = line;
 		return false;
 	}
 	if (found != ESPANK_SUCCESS || !opt_carrier_parse(text, job, error)) {

@@ -27,7 +27,8 @@
 
 extern char **environ;
 
-#define OPTION_ON OPT_COUNT /* --synctrain itself, after the keys */
+#define OPTION_ON OPT_COUNT           /* --synctrain itself, after the keys */
+#define INTERACTIVE_STEP "4294967290" /* SLURM_INTERACTIVE_STEP, as SLURM_STEP_ID shows it */
 
 static const struct opt_site *site;
 static const char *site_error;
@@ -157,6 +158,17 @@ static bool mpi_plugin_exists(void)
 }
 
 /*
+ * Did the user choose the MPI type?  In the shell of salloc's interactive step the variable is "none", left there by Slurm
+ * itself, and would switch PMIx off for each srun typed in it.
+ */
+static bool user_has_mpi(void)
+{
+	const char *type = getenv("SLURM_MPI_TYPE"), *step = getenv("SLURM_STEP_ID");
+
+	return type && !(!strcmp(type, "none") && step && !strcmp(step, INTERACTIVE_STEP));
+}
+
+/*
  * srun looks at SLURM_MPI_TYPE before it looks at its options, so the type has to be set before ours are known: hence
  * the look at the command line.
  */
@@ -167,11 +179,11 @@ static void choose_mpi(void)
 	srun_args_read(&args);
 	if (!args.synctrain && !inherited)
 		return;
-	if (args.mpi || args.interactive || getenv("SLURM_MPI_TYPE"))
+	if (args.mpi || args.interactive || user_has_mpi())
 		mpi = MPI_USERS;
 	else if (!mpi_plugin_exists())
 		mpi = MPI_MISSING;
-	else if (setenv("SLURM_MPI_TYPE", site->mpi, 0) == 0)
+	else if (setenv("SLURM_MPI_TYPE", site->mpi, 1) == 0)
 		mpi = MPI_OURS;
 }
 
