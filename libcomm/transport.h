@@ -2,7 +2,9 @@
  * A transport moves puts along channels; the engine sees nothing but this interface.
  *
  * A link joins this rank with one peer through one transport and carries both directions of one channel index.  All calls are
- * made by the communicator's one thread, none blocks.  Grants and puts are FIFO per direction: put k lands where grant k said.
+ * made by the communicator's one thread, none blocks (open excepted).  Grants and puts are FIFO per direction: put k lands where grant k said.
+ *
+ * What the peer writes, to memory or to the socket, is hostile: it is copied before it is checked and checked before it is used.
  */
 #ifndef SYNCTRAIN_LIBCOMM_TRANSPORT_H
 #define SYNCTRAIN_LIBCOMM_TRANSPORT_H
@@ -15,41 +17,78 @@
 
 struct link;
 
+/* What a rank is doing: travels with every grant and put, so that ranks that disagree find out before they use wrong data. */
+struct transport_signature {
+	uint64_t sequence; /* of the operation on its communicator: 1, 2, ... */
+	uint64_t count;    /* as given by the caller, in elements */
+	uint32_t root;
+	uint8_t collective; /* enum plan_collective */
+	uint8_t type, op;   /* enum comm_type, comm_op */
+	uint8_t reserved;   /* 0 */
+};
+
+/* Writes e.g. "allreduce 12 of 4194304 f32" or "broadcast 3 of 10 u8 from rank 2". */
+#define TRANSPORT_SIGNATURE_TEXT 96
+void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT]);
+
+struct transport_ends {
+	uint32_t rank, peer;
+	const char *host, *peer_host; /* for messages; must outlive the link */
+};
+
 struct transport_ops {
 	const char *name; /* "shm", "tcp" */
+	bool mapped;      /* the sender stores straight into the receiver's slots: reserve and commit instead of put; only slots are granted */
 
 	/*
-	 * Makes a link out of a connected, authenticated stream socket (see control.h), which it then owns.  `slots` slots of
-	 * slot_bytes each are set aside for what the peer sends; equal on both ends.  Both ends call this; may exchange a first
+	 * Makes a link out of a connected, authenticated stream socket (see control.h), which it then owns, also on failure.  `slots`
+	 * slots of slot_bytes each are set aside for what the peer sends; equal on both ends.  Both ends call this; exchanges a first
 	 * message on the socket within the deadline.
 	 */
-	enum st_status (*open)(int fd, uint32_t peer, const char *peer_name, unsigned slots, size_t slot_bytes, int64_t timeout_ms,
+	enum st_status (*open)(int fd, const struct transport_ends *ends, unsigned slots, size_t slot_bytes, int64_t timeout_ms,
 			       struct link **link);
 	void (*close)(struct link *link);
 
-	/* The memory of incoming slot `slot` (0..slots-1), slot_bytes long. */
+	/* The memory of incoming slot `slot` (0..slots-1), slot_bytes long, cache-line aligned. */
 	void *(*slot)(struct link *link, unsigned slot);
 
-	/* Receiver: grants `bytes` at `destination` (own slot or any private memory) for the peer's next put, which must carry
-	 * exactly this many bytes and belong to operation `sequence`. ST_PENDING: too many grants outstanding, call again. */
-	enum st_status (*ready)(struct link *link, void *destination, size_t bytes, uint64_t sequence);
+	/* This rank begins an operation that uses this link: grants and puts from here on belong to it. */
+	void (*enter)(struct link *link, const struct transport_signature *signature);
 
-	/* Sender: the next put. ST_PENDING: no grant or no room yet, call again with the same arguments. */
-	enum st_status (*put)(struct link *link, const void *source, size_t bytes, uint64_t sequence);
+	/* Slow path, once per operation that has waited long: makes sure that the peer can know that this rank has entered. */
+	void (*announce)(struct link *link);
+
+	/* The newest operation that the peer is known to have entered; false when none is known. */
+	bool (*heard)(struct link *link, struct transport_signature *signature);
+
+	/* Receiver: grants `bytes` at `destination` (an own slot; if not mapped, also any private memory) for the peer's next put, which
+	 * must carry exactly this many bytes and belong to the same operation. ST_PENDING: too many grants outstanding, call again. */
+	enum st_status (*ready)(struct link *link, void *destination, size_t bytes);
+
+	/* Sender, not mapped: the next put. ST_PENDING: no room yet, call again with the same arguments. */
+	enum st_status (*put)(struct link *link, const void *source, size_t bytes);
+
+	/* Sender, mapped: where the next put, of `bytes`, goes; ST_PENDING: not granted yet.  After storing there, commit signals. */
+	enum st_status (*reserve)(struct link *link, size_t bytes, void **destination);
+	void (*commit)(struct link *link);
 
 	/* Number of puts of the peer that have landed whole; number of own puts whose source may be overwritten. Both only grow. */
 	uint64_t (*received)(struct link *link);
 	uint64_t (*flushed)(struct link *link);
 
-	/* Moves bytes. Returns ST_OK, or why this link is dead: ST_ERR_ABORTED for end of file or reset (the peer is gone),
-	 * ST_ERR_MISMATCH (length or operation of a put is not what was granted: both sides named), ST_ERR_PROTOCOL. */
+	/*
+	 * Moves bytes. Returns ST_OK, or why this link is dead, again and again: ST_ERR_ABORTED for end of file or reset (the peer is gone;
+	 * what it sent before still counts), ST_ERR_MISMATCH (length or operation of a put is not what was granted, st_message() names
+	 * both sides), ST_ERR_PROTOCOL.
+	 */
 	enum st_status (*progress)(struct link *link);
 
 	/*
 	 * Sleeping.  arm() says that this rank is about to sleep until something changes on the link; afterwards the caller looks once
-	 * more with progress() and then sleeps in epoll on fd(), for reading and, if wants_write(), for writing.  disarm() when awake.
+	 * more and then sleeps on fd() (-1: at end of file), for reading if wants_read() and for writing if wants_write().  disarm() when awake.
 	 */
 	int (*fd)(struct link *link);
+	bool (*wants_read)(struct link *link);
 	bool (*wants_write)(struct link *link);
 	void (*arm)(struct link *link);
 	void (*disarm)(struct link *link);
@@ -60,8 +99,20 @@ extern const struct transport_ops transport_shm, transport_tcp;
 /* Every struct link starts with this. */
 struct link {
 	const struct transport_ops *ops;
-	uint32_t peer;
-	uint64_t puts, put_bytes; /* sent by this rank */
+	struct transport_ends ends;
+	uint16_t index;            /* channel index, set by the engine */
+	uint64_t puts, put_bytes;  /* sent by this rank */
+	uint64_t waited;           /* the engine's: puts of the peer that its plans have waited for */
+	struct transport_signature entered; /* by this rank */
+	enum st_status broken;     /* not ST_OK: why this link is dead; `why` is the message */
+	char why[512];
 };
+
+/* For transports: marks the link dead with the message of st_fail; returns broken. */
+enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The two ends disagree: names both ranks, what each does, and the bytes on both sides. */
+enum st_status transport_mismatch(struct link *link, const struct transport_signature *theirs, bool peer_sends, uint64_t sent, uint64_t granted);
+/* Restores the message of a dead link. */
+enum st_status transport_status(const struct link *link);
 
 #endif

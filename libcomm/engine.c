@@ -1,0 +1,656 @@
+/* The interpreter of plans, waiting, and what happens when a wait is in vain. */
+#include "engine.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "control.h"
+#include "reduce.h"
+
+/* A wait spins so long (data that is on its way comes within microseconds), then yields so long, then sleeps. */
+#define SPIN_NS (20 * INT64_C(1000))
+#define YIELD_NS (500 * INT64_C(1000))
+/* A rank that has waited so long tells its peers where it is. */
+#define ANNOUNCE_NS (100 * ST_NS_PER_MS)
+
+struct engine_plan {
+	struct plan *plan;
+	struct link **links;   /* (channel_count) */
+	struct link **distinct; /* (distinct_count): each link once */
+	uint32_t distinct_count;
+	uint32_t *ends;        /* (step_count): LOOP: index of its END */
+	uint64_t quotient, remainder; /* of elements by blocks */
+	unsigned users;
+};
+
+struct comm_request {
+	struct comm_request *next;
+	struct engine_plan *bound;
+	char *input, *output;
+	size_t element_bytes;
+	struct transport_signature signature;
+	bool started, done, abandoned;
+	enum st_status status;
+};
+
+struct engine {
+	struct engine_options options;
+	struct link **links;
+	size_t link_count;
+	struct comm_request *first, *last, *spare;
+	uint64_t sequence;
+	reduce_sum_f32_function *sum;
+
+	/* The first request's program. */
+	uint32_t at;
+	unsigned depth;
+	uint64_t vars[PLAN_MAX_DEPTH];
+	struct {
+		uint32_t step;
+		uint64_t count;
+	} frames[PLAN_MAX_DEPTH];
+	bool stream;
+	struct link *blocked; /* the link that the current step waits on */
+	uint64_t moves;       /* steps done: grows as long as anything goes on */
+
+	/* Since when nothing moved. */
+	uint64_t still_moves;
+	int64_t still_since; /* 0: not set */
+	struct st_deadline arrival;
+	bool announced, second_chance;
+
+	enum st_status failed;
+	char why[1024];
+	struct comm_counters counters;
+};
+
+enum st_status engine_create(const struct engine_options *options, struct engine **engine)
+{
+	struct engine *made = calloc(1, sizeof *made);
+	if (!made)
+		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	made->options = *options;
+	made->sum = reduce_sum_f32_best();
+	*engine = made;
+	return ST_OK;
+}
+
+void engine_free(struct engine *engine)
+{
+	if (!engine)
+		return;
+	while (engine->first) {
+		struct comm_request *request = engine->first;
+		engine->first = request->next;
+		request->bound->users--;
+		free(request);
+	}
+	while (engine->spare) {
+		struct comm_request *request = engine->spare;
+		engine->spare = request->next;
+		free(request);
+	}
+	for (size_t i = 0; i < engine->link_count; i++)
+		engine->links[i]->ops->close(engine->links[i]);
+	free(engine->links);
+	free(engine);
+}
+
+enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_t index)
+{
+	struct link **links = realloc(engine->links, (engine->link_count + 1) * sizeof(struct link *));
+	if (!links) {
+		link->ops->close(link);
+		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	}
+	engine->links = links;
+	engine->links[engine->link_count++] = link;
+	link->index = index;
+	return ST_OK;
+}
+
+const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index)
+{
+	for (size_t i = 0; i < engine->link_count; i++)
+		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index)
+			return engine->links[i];
+	return NULL;
+}
+
+void engine_unbind(struct engine_plan *bound)
+{
+	if (!bound)
+		return;
+	plan_free(bound->plan);
+	free(bound->links);
+	free(bound->distinct);
+	free(bound->ends);
+	free(bound);
+}
+
+const struct plan *engine_plan_of(const struct engine_plan *bound)
+{
+	return bound->plan;
+}
+
+unsigned engine_plan_users(const struct engine_plan *bound)
+{
+	return bound->users;
+}
+
+enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engine_plan **bound)
+{
+	struct engine_plan *made = calloc(1, sizeof *made);
+	if (!made) {
+		plan_free(plan);
+		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	}
+	made->plan = plan;
+	enum st_status status = plan_check(plan);
+	if (status == ST_OK) {
+		made->links = calloc(plan->channel_count + 1, sizeof(struct link *));
+		made->distinct = calloc(plan->channel_count + 1, sizeof(struct link *));
+		made->ends = calloc(plan->step_count + 1, sizeof *made->ends);
+		if (!made->links || !made->distinct || !made->ends)
+			status = st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	}
+	for (uint32_t i = 0; status == ST_OK && i < plan->channel_count; i++) {
+		const struct plan_channel *channel = &plan->channels[i];
+		made->links[i] = (struct link *)(uintptr_t)engine_link(engine, channel->peer, channel->index);
+		if (!made->links[i])
+			status = st_fail(ST_ERR_INTERNAL, "engine: rank %" PRIu32 " has no link %u to rank %" PRIu32, engine->options.rank,
+					 channel->index, channel->peer);
+		else if (made->links[i]->ops->mapped != channel->mapped)
+			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " takes %s for another kind of link",
+					 engine->options.rank, made->links[i]->ops->name);
+		bool known = false;
+		for (uint32_t k = 0; k < made->distinct_count; k++)
+			known |= made->distinct[k] == made->links[i];
+		if (!known)
+			made->distinct[made->distinct_count++] = made->links[i];
+	}
+	if (status != ST_OK) {
+		engine_unbind(made);
+		return status;
+	}
+	uint32_t open[PLAN_MAX_DEPTH], depth = 0;
+	for (uint32_t i = 0; i < plan->step_count; i++) {
+		if (plan->steps[i].kind == PLAN_LOOP)
+			open[depth++] = i;
+		else if (plan->steps[i].kind == PLAN_END)
+			made->ends[open[--depth]] = i;
+	}
+	made->quotient = plan->elements / plan->blocks;
+	made->remainder = plan->elements % plan->blocks;
+	*bound = made;
+	return ST_OK;
+}
+
+/* Where an operand lies and how long it is, in bytes. */
+static char *place(const struct engine *engine, const struct comm_request *request, const struct plan_operand *operand, size_t *bytes)
+{
+	const struct engine_plan *bound = request->bound;
+	const struct plan *plan = bound->plan;
+	uint64_t block = plan_operand_block(plan, operand, engine->vars);
+	uint64_t length = bound->quotient + (block < bound->remainder);
+	uint64_t start = plan_operand_chunk(plan, operand, engine->vars) * plan->chunk_elements;
+	if (start > length)
+		start = length;
+	uint64_t elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements;
+	*bytes = elements * request->element_bytes;
+	if (operand->space == PLAN_SCRATCH) {
+		struct link *link = bound->links[operand->channel];
+		return link->ops->slot(link, plan_operand_slot(plan, operand, engine->vars));
+	}
+	bool compact = operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output;
+	if (!compact)
+		start += block * bound->quotient + (block < bound->remainder ? block : bound->remainder);
+	char *base = operand->space == PLAN_INPUT ? request->input : request->output;
+	return *bytes ? base + start * request->element_bytes : NULL;
+}
+
+static void combine(struct engine *engine, const struct comm_request *request, const struct plan_step *step, char *destination, char *keep,
+		    size_t bytes, bool stream)
+{
+	const float *sources[PLAN_MAX_SOURCES];
+	size_t length;
+	for (unsigned s = 0; s < step->source_count; s++)
+		sources[s] = (const float *)(const void *)place(engine, request, &step->sources[s], &length);
+	if (!bytes)
+		return;
+	if (step->source_count == 1) {
+		if ((const char *)(const void *)sources[0] != destination) {
+			reduce_copy(destination, keep, sources[0], bytes, stream);
+			engine->counters.copied_bytes += bytes;
+		}
+		return;
+	}
+	engine->sum((float *)(void *)destination, (float *)(void *)keep, sources, step->source_count, bytes / sizeof(float), stream);
+	engine->counters.reduced_bytes += bytes * step->source_count;
+}
+
+/* ST_OK: done. ST_PENDING: engine->blocked says on what. Else the link's failure. */
+static enum st_status run_step(struct engine *engine, const struct comm_request *request, const struct plan_step *step)
+{
+	struct engine_plan *bound = request->bound;
+	struct link *link = step->kind <= PLAN_WAIT ? bound->links[step->channel] : NULL;
+	size_t bytes;
+	engine->blocked = link;
+	switch (step->kind) {
+	case PLAN_READY: {
+		char *memory = place(engine, request, &step->destination, &bytes);
+		return link->ops->ready(link, memory, bytes);
+	}
+	case PLAN_PUT: {
+		char *source = place(engine, request, &step->sources[0], &bytes);
+		if (!link->ops->mapped)
+			return link->ops->put(link, source, bytes);
+		void *destination;
+		ST_TRY(link->ops->reserve(link, bytes, &destination));
+		size_t kept;
+		char *keep = step->keep ? place(engine, request, &step->destination, &kept) : NULL;
+		combine(engine, request, step, destination, keep, bytes, keep && engine->stream);
+		link->ops->commit(link);
+		return ST_OK;
+	}
+	case PLAN_FLUSH:
+		if (link->puts - link->ops->flushed(link) <= step->count)
+			return ST_OK;
+		return ST_PENDING;
+	case PLAN_WAIT:
+		if (link->ops->received(link) > link->waited) {
+			link->waited++;
+			return ST_OK;
+		}
+		return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
+	case PLAN_REDUCE:
+	case PLAN_COPY: {
+		char *destination = place(engine, request, &step->destination, &bytes);
+		combine(engine, request, step, destination, NULL, bytes, engine->stream && step->destination.space == PLAN_OUTPUT);
+		return ST_OK;
+	}
+	default: return ST_OK;
+	}
+}
+
+static void start(struct engine *engine, struct comm_request *request)
+{
+	request->started = true;
+	engine->at = 0;
+	engine->depth = 0;
+	memset(engine->vars, 0, sizeof engine->vars);
+	engine->stream = request->bound->plan->elements * request->element_bytes >= engine->options.stream_bytes;
+	engine->still_since = 0;
+	engine->announced = engine->second_chance = false;
+	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
+		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
+}
+
+static void retire(struct engine *engine, struct comm_request *request)
+{
+	request->next = engine->spare;
+	engine->spare = request;
+}
+
+static void finish_first(struct engine *engine, enum st_status status)
+{
+	struct comm_request *request = engine->first;
+	engine->first = request->next;
+	if (!engine->first)
+		engine->last = NULL;
+	request->done = true;
+	request->status = status;
+	request->bound->users--;
+	engine->blocked = NULL;
+	engine->moves++;
+}
+
+/* Runs the first request as far as it goes. ST_OK: no requests left. */
+static enum st_status run(struct engine *engine)
+{
+	while (engine->first) {
+		struct comm_request *request = engine->first;
+		const struct engine_plan *bound = request->bound;
+		const struct plan *plan = bound->plan;
+		if (!request->started)
+			start(engine, request);
+		while (engine->at < plan->step_count) {
+			const struct plan_step *step = &plan->steps[engine->at];
+			if (step->kind == PLAN_LOOP) {
+				if (!step->count) {
+					engine->at = bound->ends[engine->at] + 1;
+					continue;
+				}
+				engine->frames[engine->depth].step = engine->at;
+				engine->frames[engine->depth].count = step->count;
+				engine->vars[engine->depth++] = 0;
+			} else if (step->kind == PLAN_END) {
+				if (++engine->vars[engine->depth - 1] < engine->frames[engine->depth - 1].count)
+					engine->at = engine->frames[engine->depth - 1].step;
+				else
+					engine->vars[--engine->depth] = 0;
+			} else if (plan_affine_value(&step->guard, engine->vars) >= 0) {
+				enum st_status status = run_step(engine, request, step);
+				if (status != ST_OK)
+					return status;
+				engine->moves++;
+			}
+			engine->at++;
+		}
+		engine->counters.operations++;
+		finish_first(engine, ST_OK);
+	}
+	engine->blocked = NULL;
+	return ST_OK;
+}
+
+enum st_status engine_failure(const struct engine *engine)
+{
+	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
+}
+
+/* From here on everything fails. `status` is what this call returns; later calls return ST_ERR_ABORTED. Message: st_message(). */
+static enum st_status fail_all(struct engine *engine, enum st_status status)
+{
+	if (engine->failed == ST_OK) {
+		snprintf(engine->why, sizeof engine->why, "%s", st_message());
+		engine->failed = ST_ERR_ABORTED;
+	}
+	while (engine->first)
+		finish_first(engine, ST_ERR_ABORTED);
+	return st_fail_copy(status, engine->why);
+}
+
+static void operation_text(const struct engine *engine, char text[TRANSPORT_SIGNATURE_TEXT])
+{
+	if (engine->first)
+		transport_signature_print(&engine->first->signature, text);
+	else
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "no operation");
+}
+
+/* A link reported its end. Its message is in st_message(). */
+static enum st_status link_failed(struct engine *engine, const struct link *link, enum st_status status)
+{
+	char operation[TRANSPORT_SIGNATURE_TEXT], detail[sizeof link->why];
+	operation_text(engine, operation);
+	snprintf(detail, sizeof detail, "%s", st_message());
+	struct control *control = engine->options.control;
+	if (status == ST_ERR_ABORTED) {
+		if (control)
+			control_suspect(control, link->ends.peer, operation, detail);
+		else
+			st_fail(status, "%s, in %s", detail, operation);
+		return fail_all(engine, ST_ERR_ABORTED);
+	}
+	if (control) {
+		bool mismatch = status == ST_ERR_MISMATCH;
+		control_abort(control, link->ends.peer, mismatch ? CONTROL_HOW_MISMATCH : CONTROL_HOW_LINK, operation, detail);
+	} else {
+		st_fail(status, "%s", detail);
+	}
+	return fail_all(engine, status);
+}
+
+static enum st_status late(struct engine *engine, bool entered)
+{
+	const struct link *link = engine->blocked;
+	char operation[TRANSPORT_SIGNATURE_TEXT], detail[256];
+	operation_text(engine, operation);
+	snprintf(detail, sizeof detail, "rank %" PRIu32 " on %s has waited %" PRId64 " ms for rank %" PRIu32 " on %s, which %s", engine->options.rank,
+		 engine->options.host, engine->options.arrival_timeout_ms * (entered ? 2 : 1), link->ends.peer, link->ends.peer_host,
+		 entered ? "entered the operation and did not go on" : "did not enter the operation");
+	if (engine->options.control)
+		control_abort(engine->options.control, link->ends.peer, CONTROL_HOW_LATE, operation, detail);
+	else
+		st_fail(ST_ERR_TIMEOUT, "%s: %s", operation, detail);
+	return fail_all(engine, ST_ERR_ABORTED);
+}
+
+/* Nothing moved in this look: has it been too long? */
+static enum st_status check_stillness(struct engine *engine)
+{
+	struct link *link = engine->blocked;
+	if (!link)
+		return ST_OK;
+	if (!engine->still_since || engine->still_moves != engine->moves) {
+		engine->still_moves = engine->moves;
+		engine->still_since = st_now_ns();
+		engine->arrival = st_deadline_in_ms(engine->options.arrival_timeout_ms);
+		engine->second_chance = false;
+		return ST_OK;
+	}
+	bool late_now = st_deadline_expired(&engine->arrival);
+	if (!engine->announced && (late_now || st_now_ns() - engine->still_since > ANNOUNCE_NS)) {
+		engine->announced = true;
+		for (uint32_t i = 0; i < engine->first->bound->distinct_count; i++)
+			engine->first->bound->distinct[i]->ops->announce(engine->first->bound->distinct[i]);
+	}
+	if (!late_now)
+		return ST_OK;
+	/* A peer that has entered waits for somebody else itself; that rank's neighbour will name it. */
+	struct transport_signature theirs;
+	bool entered = link->ops->heard(link, &theirs) && theirs.sequence >= engine->first->signature.sequence;
+	if (entered && !engine->second_chance) {
+		engine->second_chance = true;
+		engine->arrival = st_deadline_in_ms(engine->options.arrival_timeout_ms);
+		return ST_OK;
+	}
+	return late(engine, entered);
+}
+
+/*
+ * One look at everything: runs, moves bytes, runs again while that helped.  ST_OK: nothing is left to do.  ST_PENDING.
+ * Else: the failure, after which nothing is left.
+ */
+static enum st_status look(struct engine *engine)
+{
+	if (engine->failed != ST_OK)
+		return engine_failure(engine);
+	for (;;) {
+		uint64_t before = engine->moves;
+		enum st_status status = run(engine);
+		if (status == ST_OK)
+			return ST_OK;
+		struct link *blocked = engine->blocked;
+		if (status != ST_PENDING)
+			return link_failed(engine, blocked, status);
+		const struct engine_plan *bound = engine->first->bound;
+		bool dead = false;
+		for (uint32_t i = 0; i < bound->distinct_count; i++) {
+			struct link *link = bound->distinct[i];
+			status = link->ops->progress(link);
+			if (status == ST_ERR_ABORTED)
+				dead |= link == blocked; /* what came before the end may be all that is needed */
+			else if (status != ST_OK)
+				return link_failed(engine, link, status);
+		}
+		/* The step that was blocked may go on now; when it can't and its link is dead, it never will. */
+		uint64_t moves = engine->moves;
+		status = run(engine);
+		if (status == ST_OK)
+			return ST_OK;
+		if (status != ST_PENDING)
+			return link_failed(engine, engine->blocked, status);
+		if (dead && engine->moves == moves) {
+			transport_status(blocked);
+			return link_failed(engine, blocked, ST_ERR_ABORTED);
+		}
+		if (engine->moves == before)
+			return ST_PENDING;
+	}
+}
+
+static enum st_status check_control(struct engine *engine)
+{
+	if (engine->options.control && control_check(engine->options.control) != ST_OK)
+		return fail_all(engine, ST_ERR_ABORTED);
+	return ST_OK;
+}
+
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, const void *input, void *output, size_t element_bytes,
+			     struct transport_signature signature, struct comm_request **request)
+{
+	if (engine->failed != ST_OK)
+		return engine_failure(engine);
+	struct comm_request *made = engine->spare;
+	if (made)
+		engine->spare = made->next;
+	else if (!(made = malloc(sizeof *made)))
+		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	signature.sequence = ++engine->sequence;
+	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .element_bytes = element_bytes,
+				      .signature = signature};
+	bound->users++;
+	if (engine->last)
+		engine->last->next = made;
+	else
+		engine->first = made;
+	engine->last = made;
+	*request = made;
+	/* The first look sends what can be sent. A failure is the request's, seen when it is waited for. */
+	if (engine->first == made)
+		run(engine);
+	return ST_OK;
+}
+
+enum st_status engine_progress(struct engine *engine)
+{
+	ST_TRY(check_control(engine));
+	enum st_status status = look(engine);
+	if (status == ST_PENDING)
+		status = check_stillness(engine);
+	return status;
+}
+
+/* The request is done: frees it and returns its status; an aborted one has the verdict as its message. */
+static enum st_status collect(struct engine *engine, struct comm_request **request)
+{
+	enum st_status status = (*request)->status;
+	retire(engine, *request);
+	*request = NULL;
+	return status == ST_OK ? ST_OK : st_fail_copy(status, engine->why);
+}
+
+enum st_status engine_test(struct engine *engine, struct comm_request **request)
+{
+	enum st_status status = ST_OK;
+	if (!(*request)->done)
+		status = engine_progress(engine);
+	if (!(*request)->done)
+		return ST_PENDING;
+	enum st_status own = collect(engine, request);
+	/* The detector of a failure gives its own status. */
+	return own != ST_OK && status != ST_OK ? st_fail_copy(status, engine->why) : own;
+}
+
+static enum st_status sleep_once(struct engine *engine)
+{
+	const struct engine_plan *bound = engine->first->bound;
+	struct control *control = engine->options.control;
+	struct pollfd few[16], *fds = few;
+	if (bound->distinct_count + 1 > sizeof few / sizeof *few) {
+		fds = malloc((bound->distinct_count + 1) * sizeof *fds);
+		if (!fds)
+			return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	}
+	for (uint32_t i = 0; i < bound->distinct_count; i++)
+		bound->distinct[i]->ops->arm(bound->distinct[i]);
+	enum st_status status = look(engine);
+	if (status == ST_PENDING) {
+		nfds_t count = 0;
+		for (uint32_t i = 0; i < bound->distinct_count; i++) {
+			struct link *link = bound->distinct[i];
+			short events = (short)((link->ops->wants_read(link) ? POLLIN : 0) | (link->ops->wants_write(link) ? POLLOUT : 0));
+			if (link->ops->fd(link) >= 0 && events)
+				fds[count++] = (struct pollfd){link->ops->fd(link), events, 0};
+		}
+		if (control)
+			fds[count++] = (struct pollfd){control_event_fd(control), POLLIN, 0};
+		int timeout = st_deadline_poll_ms(&engine->arrival);
+		if (!engine->announced && timeout > 100)
+			timeout = 100;
+		engine->counters.sleeps++;
+		if (poll(fds, count, timeout) < 0 && errno != EINTR)
+			status = st_fail_errno("engine: poll");
+	}
+	for (uint32_t i = 0; i < bound->distinct_count; i++)
+		bound->distinct[i]->ops->disarm(bound->distinct[i]);
+	if (fds != few)
+		free(fds);
+	return status;
+}
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#endif
+}
+
+enum st_status engine_wait(struct engine *engine, struct comm_request **request)
+{
+	enum st_status status = ST_OK;
+	int64_t began = 0, still = 0;
+	uint64_t moves = engine->moves;
+	if (!(*request)->done) {
+		began = st_now_ns();
+		status = look(engine);
+	}
+	for (unsigned turn = 1; !(*request)->done; turn++) {
+		if (engine->moves != moves || !still) {
+			moves = engine->moves;
+			still = st_now_ns();
+			engine->still_since = 0;
+		}
+		if (!engine->options.crowded && turn % 16) {
+			pause_cpu();
+			status = look(engine);
+			continue;
+		}
+		status = check_control(engine);
+		if (status != ST_OK)
+			break;
+		int64_t waited = st_now_ns() - still;
+		if (!engine->options.crowded && waited < SPIN_NS) {
+			status = look(engine);
+			continue;
+		}
+		status = check_stillness(engine);
+		if (status != ST_OK)
+			break;
+		if (waited < YIELD_NS) {
+			sched_yield();
+			status = look(engine);
+		} else {
+			status = sleep_once(engine);
+			if (status != ST_OK && status != ST_PENDING && !(*request)->done)
+				status = fail_all(engine, status);
+		}
+	}
+	if (began)
+		engine->counters.blocked_ns += st_now_ns() - began;
+	enum st_status own = collect(engine, request);
+	return own != ST_OK && status != ST_OK && status != ST_PENDING ? st_fail_copy(status, engine->why) : own;
+}
+
+void engine_counters(const struct engine *engine, struct comm_counters *counters)
+{
+	*counters = engine->counters;
+	for (size_t i = 0; i < engine->link_count; i++) {
+		const struct link *link = engine->links[i];
+		if (link->ops->mapped) {
+			counters->shm_puts += link->puts;
+			counters->shm_bytes += link->put_bytes;
+		} else {
+			counters->tcp_puts += link->puts;
+			counters->tcp_bytes += link->put_bytes;
+		}
+	}
+}

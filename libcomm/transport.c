@@ -1,0 +1,53 @@
+/* What transports share: signatures as text, and how a link dies. */
+#include "transport.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "comm.h"
+#include "plan.h"
+
+void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT])
+{
+	const char *name = plan_collective_name((enum plan_collective)signature->collective);
+	const char *type = signature->type == COMM_F32 ? "f32" : signature->type == COMM_U8 ? "u8" : "elements of an unknown type";
+	if (signature->collective == PLAN_BARRIER)
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64, name, signature->sequence);
+	else if (signature->collective == PLAN_BROADCAST)
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s from rank %" PRIu32, name, signature->sequence,
+			 signature->count, type, signature->root);
+	else
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s", name, signature->sequence, signature->count, type);
+}
+
+enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...)
+{
+	if (link->broken == ST_OK) {
+		va_list args;
+		va_start(args, format);
+		vsnprintf(link->why, sizeof link->why, format, args);
+		va_end(args);
+		link->broken = status;
+	}
+	return transport_status(link);
+}
+
+enum st_status transport_status(const struct link *link)
+{
+	return link->broken == ST_OK ? ST_OK : st_fail_copy(link->broken, link->why);
+}
+
+enum st_status transport_mismatch(struct link *link, const struct transport_signature *theirs, bool peer_sends, uint64_t sent, uint64_t granted)
+{
+	const struct transport_ends *ends = &link->ends;
+	char mine_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT] = "something else";
+	transport_signature_print(&link->entered, mine_text);
+	if (theirs)
+		transport_signature_print(theirs, their_text);
+	return transport_break(link, ST_ERR_MISMATCH,
+			       "ranks disagree: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s (%s sends %" PRIu64
+			       " bytes where %" PRIu64 " are expected)",
+			       ends->rank, ends->host, mine_text, ends->peer, ends->peer_host, their_text, peer_sends ? "the latter" : "the former",
+			       sent, granted);
+}

@@ -1,0 +1,514 @@
+/*
+ * Shared memory between two ranks of a node.
+ *
+ * Each rank makes one segment per link: a memfd of fixed, allocated and sealed size, passed over the link's Unix socket.  It holds the slots for
+ * what the peer sends, the grants that this rank gives and the records of the puts that the peer has made:
+ *
+ *   control lines | grants (lines) | puts (lines) | slots
+ *
+ * A line is one cache line, written by one side only, and tells its number itself: line k % lines is grant (or put) k when its
+ * `number` is k + 1.  So the reader fetches one line per event, and there is no common counter.
+ *
+ * ORDER.  A grant's number is stored with release by the receiver and loaded with acquire by the sender: what the receiver read from the
+ * slot before happens before the sender writes it.  A put's number is stored with release by the sender and loaded with acquire
+ * by the receiver: the data is there.  Those stores are sequentially consistent too, as are the store and loads of `asleep`: either
+ * the sleeper sees the event in its last look or the other side sees it asleep and writes one byte to the socket.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/io.h"
+#include "transport.h"
+
+#define LINE 64
+#define MAGIC UINT64_C(0x31304d4853435953) /* "SYCSHM01" */
+#define MAX_LINES 1024
+/* How many calls of progress() go by between looks at the socket: a system call each. */
+#define SOCKET_EVERY 64
+
+struct line {
+	_Alignas(LINE) _Atomic uint64_t number;
+	_Atomic uint64_t tag, bytes, slot;
+};
+
+struct segment {
+	_Alignas(LINE) _Atomic uint32_t asleep;  /* the owner sleeps; cleared by whoever wakes it */
+	_Alignas(LINE) _Atomic uint64_t version; /* odd while the owner writes `entered` */
+	_Atomic uint64_t entered[3];
+	_Alignas(LINE) struct line lines[];      /* grants, then puts */
+};
+
+struct hello {
+	uint64_t magic, bytes, slots, slot_bytes;
+};
+
+struct grant {
+	uint64_t bytes, tag;
+};
+
+struct shm_link {
+	struct link link;
+	int fd;
+	bool eof;
+	unsigned slots, lines;
+	size_t slot_bytes, stride, segment_bytes;
+	struct segment *own, *theirs; /* own: the peer writes its puts here */
+	struct line *own_grants, *own_puts, *their_grants, *their_puts;
+	char *own_slots, *their_slots;
+	uint64_t tag;                 /* of the operation entered */
+	uint64_t granted, landed;     /* grants given; puts of the peer seen */
+	struct grant *grants;         /* (lines) what was granted: never read back from the segment */
+	uint64_t reserved_bytes;
+	unsigned quiet;               /* calls of progress since the last look at the socket */
+};
+
+static struct shm_link *shm(struct link *link)
+{
+	return (struct shm_link *)link;
+}
+
+/* A tag for a signature: different operations have different tags but for one in 2^64. */
+static uint64_t tag_of(const struct transport_signature *signature)
+{
+	uint64_t words[3], tag = 0;
+	_Static_assert(sizeof words == sizeof *signature, "a signature is three words");
+	memcpy(words, signature, sizeof words);
+	for (int i = 0; i < 3; i++) {
+		tag = (tag ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15);
+		tag ^= tag >> 29;
+	}
+	return tag;
+}
+
+static void shm_close(struct link *link)
+{
+	struct shm_link *me = shm(link);
+	if (!me)
+		return;
+	if (me->own)
+		munmap(me->own, me->segment_bytes);
+	if (me->theirs)
+		munmap(me->theirs, me->segment_bytes);
+	if (me->fd >= 0)
+		close(me->fd);
+	free(me->grants);
+	free(me);
+}
+
+static enum st_status make_segment(const struct shm_link *me, int *out)
+{
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+#ifdef MFD_NOEXEC_SEAL
+	int fd = memfd_create("synctrain", flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create("synctrain", flags);
+#else
+	int fd = memfd_create("synctrain", flags);
+#endif
+	if (fd < 0)
+		return st_fail_errno("shared memory for rank %" PRIu32 ": memfd_create", me->link.ends.peer);
+	/* Allocated now: later there would be no error to return, only a signal. */
+	int error = ftruncate(fd, (off_t)me->segment_bytes) ? errno : 0;
+	while (!error && fallocate(fd, 0, 0, (off_t)me->segment_bytes))
+		if (errno != EINTR)
+			error = errno;
+	if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		error = errno;
+	if (error) {
+		close(fd);
+		errno = error;
+		return st_fail_errno("shared memory for rank %" PRIu32 ": %zu bytes", me->link.ends.peer, me->segment_bytes);
+	}
+	*out = fd;
+	return ST_OK;
+}
+
+static enum st_status map_segment(const struct shm_link *me, int fd, struct segment **segment)
+{
+	void *memory = mmap(NULL, me->segment_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+	if (memory == MAP_FAILED)
+		return st_fail_errno("shared memory with rank %" PRIu32 ": mmap of %zu bytes", me->link.ends.peer, me->segment_bytes);
+	*segment = memory;
+	return ST_OK;
+}
+
+static enum st_status send_segment(struct shm_link *me, int segment)
+{
+	struct hello hello = {MAGIC, me->segment_bytes, me->slots, me->slot_bytes};
+	struct iovec part = {&hello, sizeof hello};
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	memset(&control, 0, sizeof control);
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &segment, sizeof segment);
+	ssize_t n;
+	do
+		n = sendmsg(me->fd, &message, MSG_NOSIGNAL);
+	while (n < 0 && errno == EINTR);
+	/* The socket is new and its buffer empty: a short write does not happen. */
+	if (n != (ssize_t)sizeof hello)
+		return n < 0 ? st_fail_errno("shared memory with rank %" PRIu32 ": sendmsg", me->link.ends.peer)
+			     : st_fail(ST_ERR_SYSTEM, "shared memory with rank %" PRIu32 ": short sendmsg", me->link.ends.peer);
+	return ST_OK;
+}
+
+/* Takes the peer's hello and descriptor; *segment is -1 when none came. */
+static enum st_status receive_segment(struct shm_link *me, int64_t timeout_ms, struct hello *hello, int *segment)
+{
+	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
+	size_t have = 0;
+	*segment = -1;
+	while (have < sizeof *hello) {
+		union {
+			struct cmsghdr header;
+			char room[CMSG_SPACE(sizeof(int))];
+		} control;
+		struct iovec part = {(char *)hello + have, sizeof *hello - have};
+		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+		ssize_t n = recvmsg(me->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		if (n > 0) {
+			have += (size_t)n;
+			for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+				if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+					continue;
+				size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+				for (size_t i = 0; i < count; i++) {
+					int fd;
+					memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+					if (*segment < 0)
+						*segment = fd;
+					else
+						close(fd);
+				}
+			}
+		} else if (n == 0) {
+			return st_fail(ST_ERR_ABORTED, "rank %" PRIu32 " on %s closed the connection while shared memory was set up",
+				       me->link.ends.peer, me->link.ends.peer_host);
+		} else if (errno == EAGAIN || errno == EINTR) {
+			if (st_deadline_expired(&deadline))
+				return st_fail(ST_ERR_TIMEOUT, "rank %" PRIu32 " on %s did not set up shared memory within %" PRId64 " ms",
+					       me->link.ends.peer, me->link.ends.peer_host, timeout_ms);
+			struct pollfd wait = {me->fd, POLLIN, 0};
+			poll(&wait, 1, st_deadline_poll_ms(&deadline));
+		} else {
+			return st_fail_errno("shared memory with rank %" PRIu32 ": recvmsg", me->link.ends.peer);
+		}
+	}
+	return ST_OK;
+}
+
+/* A peer that could shrink its segment could kill us by a signal: what it sent must be sealed and of the agreed size. */
+static enum st_status check_segment(const struct shm_link *me, const struct hello *hello, int segment)
+{
+	const struct transport_ends *ends = &me->link.ends;
+	if (hello->magic != MAGIC)
+		return st_fail(ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: not a greeting for shared memory", ends->peer, ends->peer_host);
+	if (hello->bytes != me->segment_bytes || hello->slots != me->slots || hello->slot_bytes != me->slot_bytes)
+		return st_fail(ST_ERR_MISMATCH,
+			       "shared memory: rank %" PRIu32 " has %" PRIu64 " slots of %" PRIu64 " bytes, rank %" PRIu32 " has %u of %zu", ends->peer,
+			       hello->slots, hello->slot_bytes, ends->rank, me->slots, me->slot_bytes);
+	if (segment < 0)
+		return st_fail(ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: sent no descriptor for shared memory", ends->peer, ends->peer_host);
+	struct stat status;
+	if (fstat(segment, &status))
+		return st_fail_errno("shared memory of rank %" PRIu32 ": fstat", ends->peer);
+	if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != me->segment_bytes)
+		return st_fail(ST_ERR_PROTOCOL, "shared memory of rank %" PRIu32 " on %s has %jd bytes, expected %zu", ends->peer, ends->peer_host,
+			       (intmax_t)status.st_size, me->segment_bytes);
+	int seals = fcntl(segment, F_GET_SEALS);
+	const int needed = F_SEAL_SHRINK | F_SEAL_GROW;
+	if (seals < 0 || (seals & needed) != needed)
+		return st_fail(ST_ERR_PROTOCOL, "shared memory of rank %" PRIu32 " on %s can change its size: seals 0x%x, expected 0x%x", ends->peer,
+			       ends->peer_host, seals < 0 ? 0u : (unsigned)seals, (unsigned)needed);
+	return ST_OK;
+}
+
+static enum st_status shm_open_link(int fd, const struct transport_ends *ends, unsigned slots, size_t slot_bytes, int64_t timeout_ms,
+				    struct link **link)
+{
+	struct shm_link *me = calloc(1, sizeof *me);
+	if (!me) {
+		close(fd);
+		return st_fail(ST_ERR_NOMEM, "shared memory: out of memory");
+	}
+	me->fd = fd;
+	me->link.ops = &transport_shm;
+	me->link.ends = *ends;
+	me->slots = slots;
+	me->slot_bytes = slot_bytes;
+	for (me->lines = 4; me->lines < slots;)
+		me->lines *= 2;
+	me->stride = (slot_bytes + LINE - 1) / LINE * LINE;
+	size_t head = sizeof(struct segment) + 2 * me->lines * sizeof(struct line);
+	head = (head + 4095) / 4096 * 4096;
+	me->segment_bytes = (head + slots * me->stride + 4095) / 4096 * 4096;
+	me->grants = calloc(me->lines, sizeof *me->grants);
+
+	int mine = -1, theirs = -1;
+	struct hello hello;
+	memset(&hello, 0, sizeof hello);
+	enum st_status status = ST_OK;
+	if (!slots || slots > MAX_LINES || !slot_bytes || slot_bytes > (size_t)1 << 40)
+		status = st_fail(ST_ERR_USAGE, "shared memory: %u slots of %zu bytes", slots, slot_bytes);
+	else if (!me->grants)
+		status = st_fail(ST_ERR_NOMEM, "shared memory: out of memory");
+	if (status == ST_OK)
+		status = make_segment(me, &mine);
+	if (status == ST_OK)
+		status = map_segment(me, mine, &me->own);
+	if (status == ST_OK)
+		status = send_segment(me, mine);
+	if (status == ST_OK)
+		status = st_set_nonblocking(me->fd);
+	if (status == ST_OK)
+		status = receive_segment(me, timeout_ms, &hello, &theirs);
+	if (status == ST_OK)
+		status = check_segment(me, &hello, theirs);
+	if (status == ST_OK)
+		status = map_segment(me, theirs, &me->theirs);
+	if (mine >= 0)
+		close(mine);
+	if (theirs >= 0)
+		close(theirs);
+	if (status != ST_OK) {
+		shm_close(&me->link);
+		return status;
+	}
+	me->own_grants = me->own->lines;
+	me->own_puts = me->own->lines + me->lines;
+	me->their_grants = me->theirs->lines;
+	me->their_puts = me->theirs->lines + me->lines;
+	me->own_slots = (char *)me->own + head;
+	me->their_slots = (char *)me->theirs + head;
+	*link = &me->link;
+	return ST_OK;
+}
+
+static void *shm_slot(struct link *link, unsigned slot)
+{
+	return shm(link)->own_slots + slot * shm(link)->stride;
+}
+
+static void shm_enter(struct link *link, const struct transport_signature *signature)
+{
+	struct shm_link *me = shm(link);
+	uint64_t words[3];
+	link->entered = *signature;
+	me->tag = tag_of(signature);
+	memcpy(words, signature, sizeof words);
+	/* Readers take the words only if the version is even and the same before and after. */
+	uint64_t version = atomic_load_explicit(&me->own->version, memory_order_relaxed) | 1;
+	atomic_store_explicit(&me->own->version, version, memory_order_relaxed);
+	for (int i = 0; i < 3; i++)
+		atomic_store_explicit(&me->own->entered[i], words[i], memory_order_release);
+	atomic_store_explicit(&me->own->version, version + 1, memory_order_release);
+}
+
+static void shm_announce(struct link *link)
+{
+	(void)link; /* entering was visible at once */
+}
+
+static bool shm_heard(struct link *link, struct transport_signature *signature)
+{
+	struct shm_link *me = shm(link);
+	uint64_t words[3];
+	uint64_t version = atomic_load_explicit(&me->theirs->version, memory_order_acquire); /* releases: shm_enter's */
+	if (!version || version & 1)
+		return false;
+	for (int i = 0; i < 3; i++)
+		words[i] = atomic_load_explicit(&me->theirs->entered[i], memory_order_acquire);
+	if (atomic_load_explicit(&me->theirs->version, memory_order_relaxed) != version)
+		return false;
+	memcpy(signature, words, sizeof words);
+	return true;
+}
+
+/* One byte on the socket, only when the peer sleeps. */
+static void wake(struct shm_link *me)
+{
+	uint32_t yes = 1;
+	if (atomic_load_explicit(&me->theirs->asleep, memory_order_seq_cst) &&
+	    atomic_compare_exchange_strong(&me->theirs->asleep, &yes, 0)) {
+		ssize_t n;
+		do
+			n = send(me->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		while (n < 0 && errno == EINTR);
+		/* A full buffer wakes it as well; a broken connection is seen by progress. */
+	}
+}
+
+static enum st_status shm_ready(struct link *link, void *destination, size_t bytes)
+{
+	struct shm_link *me = shm(link);
+	if (me->granted - me->landed >= me->lines)
+		return ST_PENDING;
+	size_t offset = (size_t)((char *)destination - me->own_slots);
+	if ((char *)destination < me->own_slots || offset % me->stride || offset / me->stride >= me->slots || bytes > me->slot_bytes)
+		return st_fail(ST_ERR_INTERNAL, "shared memory: a grant that is no slot");
+	unsigned at = (unsigned)(me->granted & (me->lines - 1));
+	me->grants[at] = (struct grant){bytes, me->tag};
+	struct line *line = &me->own_grants[at];
+	atomic_store_explicit(&line->tag, me->tag, memory_order_relaxed);
+	atomic_store_explicit(&line->bytes, bytes, memory_order_relaxed);
+	atomic_store_explicit(&line->slot, offset / me->stride, memory_order_relaxed);
+	atomic_store_explicit(&line->number, ++me->granted, memory_order_seq_cst);
+	wake(me);
+	return ST_OK;
+}
+
+static enum st_status mismatch(struct shm_link *me, bool peer_sends, uint64_t sent, uint64_t granted)
+{
+	struct transport_signature theirs;
+	bool known = shm_heard(&me->link, &theirs);
+	return transport_mismatch(&me->link, known ? &theirs : NULL, peer_sends, sent, granted);
+}
+
+static enum st_status shm_reserve(struct link *link, size_t bytes, void **destination)
+{
+	struct shm_link *me = shm(link);
+	struct line *line = &me->their_grants[link->puts & (me->lines - 1)];
+	uint64_t number = atomic_load_explicit(&line->number, memory_order_acquire); /* releases: shm_ready's */
+	if (number != link->puts + 1) {
+		if (number > link->puts + 1)
+			return transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: grant %" PRIu64 " where %" PRIu64 " was expected",
+					       link->ends.peer, link->ends.peer_host, number, link->puts + 1);
+		return ST_PENDING;
+	}
+	uint64_t tag = atomic_load_explicit(&line->tag, memory_order_relaxed);
+	uint64_t granted = atomic_load_explicit(&line->bytes, memory_order_relaxed);
+	uint64_t slot = atomic_load_explicit(&line->slot, memory_order_relaxed);
+	if (tag != me->tag || granted != bytes)
+		return mismatch(me, false, bytes, granted);
+	if (slot >= me->slots || bytes > me->slot_bytes)
+		return transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: grants slot %" PRIu64 " of %u", link->ends.peer,
+				       link->ends.peer_host, slot, me->slots);
+	me->reserved_bytes = bytes;
+	*destination = me->their_slots + slot * me->stride;
+	return ST_OK;
+}
+
+static void shm_commit(struct link *link)
+{
+	struct shm_link *me = shm(link);
+	struct line *line = &me->their_puts[link->puts & (me->lines - 1)];
+	atomic_store_explicit(&line->tag, me->tag, memory_order_relaxed);
+	atomic_store_explicit(&line->bytes, me->reserved_bytes, memory_order_relaxed);
+	atomic_store_explicit(&line->number, ++link->puts, memory_order_seq_cst);
+	link->put_bytes += me->reserved_bytes;
+	wake(me);
+}
+
+static enum st_status shm_put(struct link *link, const void *source, size_t bytes)
+{
+	void *destination;
+	ST_TRY(shm_reserve(link, bytes, &destination));
+	if (bytes)
+		memcpy(destination, source, bytes);
+	shm_commit(link);
+	return ST_OK;
+}
+
+static uint64_t shm_received(struct link *link)
+{
+	struct shm_link *me = shm(link);
+	while (me->landed < me->granted && link->broken == ST_OK) {
+		unsigned at = (unsigned)(me->landed & (me->lines - 1));
+		struct line *line = &me->own_puts[at];
+		uint64_t number = atomic_load_explicit(&line->number, memory_order_acquire); /* releases: shm_commit's */
+		if (number != me->landed + 1) {
+			if (number > me->landed + 1)
+				transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: put %" PRIu64 " where %" PRIu64 " was expected",
+						link->ends.peer, link->ends.peer_host, number, me->landed + 1);
+			break;
+		}
+		uint64_t tag = atomic_load_explicit(&line->tag, memory_order_relaxed);
+		uint64_t bytes = atomic_load_explicit(&line->bytes, memory_order_relaxed);
+		if (tag != me->grants[at].tag || bytes != me->grants[at].bytes) {
+			mismatch(me, true, bytes, me->grants[at].bytes);
+			break;
+		}
+		me->landed++;
+	}
+	return me->landed;
+}
+
+static uint64_t shm_flushed(struct link *link)
+{
+	return link->puts;
+}
+
+static enum st_status shm_progress(struct link *link)
+{
+	struct shm_link *me = shm(link);
+	if (link->broken != ST_OK)
+		return transport_status(link);
+	if (me->quiet++ < SOCKET_EVERY)
+		return ST_OK;
+	me->quiet = 0;
+	char bytes[64];
+	ssize_t n = recv(me->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+		int error = errno;
+		/* What the peer put before it went counts. */
+		shm_received(link);
+		me->eof = true;
+		return transport_break(link, ST_ERR_ABORTED, "rank %" PRIu32 " on %s is gone: %s", link->ends.peer, link->ends.peer_host,
+				       n == 0 ? "its end of the link closed" : strerror(error));
+	}
+	return ST_OK;
+}
+
+static int shm_fd(struct link *link)
+{
+	return shm(link)->eof ? -1 : shm(link)->fd;
+}
+
+static bool shm_wants_read(struct link *link)
+{
+	(void)link;
+	return true;
+}
+
+static bool shm_wants_write(struct link *link)
+{
+	(void)link;
+	return false;
+}
+
+static void shm_arm(struct link *link)
+{
+	atomic_store_explicit(&shm(link)->own->asleep, 1, memory_order_seq_cst);
+	shm(link)->quiet = SOCKET_EVERY; /* the next progress looks at the socket, and takes old wake-up bytes away */
+}
+
+static void shm_disarm(struct link *link)
+{
+	atomic_store_explicit(&shm(link)->own->asleep, 0, memory_order_relaxed);
+	shm(link)->quiet = SOCKET_EVERY;
+}
+
+const struct transport_ops transport_shm = {
+	.name = "shm", .mapped = true,
+	.open = shm_open_link, .close = shm_close, .slot = shm_slot,
+	.enter = shm_enter, .announce = shm_announce, .heard = shm_heard,
+	.ready = shm_ready, .put = shm_put, .reserve = shm_reserve, .commit = shm_commit,
+	.received = shm_received, .flushed = shm_flushed, .progress = shm_progress,
+	.fd = shm_fd, .wants_read = shm_wants_read, .wants_write = shm_wants_write, .arm = shm_arm, .disarm = shm_disarm,
+};
