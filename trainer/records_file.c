@@ -340,7 +340,7 @@ static bool read_payload(struct reader *reader, struct file *file, const struct 
 		reader->payload = payload;
 		reader->payload_capacity = block->bytes;
 	}
-	return fread_unlocked(reader->payload, 1, block->bytes, file->stream) == block->bytes;
+	return fread(reader->payload, 1, block->bytes, file->stream) == block->bytes;
 }
 
 /* One block at file->at, which moves behind it. False: there is no whole, sound block there. */
@@ -353,7 +353,7 @@ static bool read_block(struct reader *reader, struct file *file, enum st_status 
 		damaged(reader, file, "ends inside a block");
 		return false;
 	}
-	if (fread_unlocked(&block, sizeof block, 1, file->stream) != 1) {
+	if (fread(&block, sizeof block, 1, file->stream) != 1) {
 		damaged(reader, file, "can't be read at byte %llu", (unsigned long long)file->at);
 		return false;
 	}

@@ -301,7 +301,9 @@ static void write_records(struct train_records *records)
 		records_sink_dropped(records->sink, records->rank, train_records_dropped(records), now);
 		if (full || closing || records_sink_due(records->sink, now))
 			stuck = !records_sink_flush(records->sink, now);
-		if (closing && (stuck || (!full && neighbours_are_done(records)) || now >= close_by))
+		if (closing && (stuck ? records_sink_retry_ns(records->sink) >= close_by : !full && neighbours_are_done(records)))
+			break;
+		if (closing && now >= close_by)
 			break;
 		if (full && !stuck)
 			continue;

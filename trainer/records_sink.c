@@ -16,6 +16,7 @@
 enum {
 	FLUSH_MS = 500,            /* how long a record may lie here; on top comes the ring's 100 ms */
 	RETRY_MS = 1000,
+	DIRECTORY_RETRY_MS = 50,
 	DIRECTORY_GRACE_MS = 60000 /* a network file system may show rank 0's new directory to other nodes that late */
 };
 
@@ -190,8 +191,11 @@ bool records_sink_due(const struct records_sink *sink, int64_t now_ns)
 static bool failed(struct records_sink *sink, int64_t now_ns, const char *what, int error)
 {
 	sink->retry_ns = now_ns + RETRY_MS * ST_NS_PER_MS;
-	if (error == ENOENT && !sink->was_open && now_ns - sink->created_ns < DIRECTORY_GRACE_MS * ST_NS_PER_MS)
+	/* Rank 0 is still about to make the directory. */
+	if (error == ENOENT && !sink->was_open && now_ns - sink->created_ns < DIRECTORY_GRACE_MS * ST_NS_PER_MS) {
+		sink->retry_ns = now_ns + DIRECTORY_RETRY_MS * ST_NS_PER_MS;
 		return false;
+	}
 	if (!sink->warned)
 		st_log(ST_LOG_WARN, "step records: %s: %s: %s; steps go on, records are kept while there is room and then dropped",
 		       sink->path, what, strerror(error));
@@ -300,6 +304,11 @@ bool records_sink_flush(struct records_sink *sink, int64_t now_ns)
 	sink->drops.bytes = sink->drops.written = 0;
 	sink->oldest_ns = 0;
 	return true;
+}
+
+int64_t records_sink_retry_ns(const struct records_sink *sink)
+{
+	return sink->retry_ns;
 }
 
 size_t records_sink_discard(struct records_sink *sink)

@@ -53,6 +53,8 @@ void records_sink_dropped(struct records_sink *sink, uint32_t rank, uint64_t cou
 bool records_sink_due(const struct records_sink *sink, int64_t now_ns);
 /* Writes everything. May block as long as the storage does. False: it could not; the first time for a lasting reason, it warns. */
 bool records_sink_flush(struct records_sink *sink, int64_t now_ns);
+/* After a flush that failed: when the next one will try again. */
+int64_t records_sink_retry_ns(const struct records_sink *sink);
 /* Gives up what was not written and says how many records that was. */
 size_t records_sink_discard(struct records_sink *sink);
 

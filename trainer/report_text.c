@@ -187,7 +187,7 @@ static void print_phases(const struct train_report *report, FILE *out)
 }
 
 struct ranked {
-	double key; /* larger is worse; NaN last */
+	double first, key; /* larger is worse, key when first is equal; NaN last */
 	size_t index;
 };
 
@@ -196,6 +196,8 @@ static int worst_first(const void *a, const void *b)
 	const struct ranked *x = a, *y = b;
 	bool x_nan = isnan(x->key), y_nan = isnan(y->key);
 
+	if (x->first != y->first)
+		return x->first > y->first ? -1 : 1;
 	if (x_nan != y_nan)
 		return x_nan ? 1 : -1;
 	if (!x_nan && x->key != y->key)
@@ -217,8 +219,11 @@ static void print_hosts(const struct train_report *report, bool all, FILE *out)
 
 	if (!order)
 		return;
-	for (size_t h = 0; h < report->host_count; h++)
-		order[h] = (struct ranked){report->hosts[h].ratio, h};
+	/* Flagged first, by what they cost; equally slow ones cost nothing one by one. */
+	for (size_t h = 0; h < report->host_count; h++) {
+		const struct train_report_host *host = &report->hosts[h];
+		order[h] = (struct ranked){host->flagged_ranks ? 1 + host->saving_ns : 0, host->ratio, h};
+	}
 	qsort(order, report->host_count, sizeof *order, worst_first);
 	if (shown < report->host_count)
 		fprintf(out, "\nthe %zu slowest of %zu hosts (ms)\n", shown, report->host_count);
@@ -244,7 +249,7 @@ static struct ranked *choose_ranks(const struct train_report *report, bool all, 
 	if (!order)
 		return NULL;
 	for (size_t r = 0; r < report->rank_count; r++)
-		order[r] = (struct ranked){report->ranks[r].ratio, r};
+		order[r] = (struct ranked){report->ranks[r].flagged, report->ranks[r].ratio, r};
 	*count = report->rank_count;
 	if (!all && report->rank_count > RANKS_SHOWN) {
 		*count = WORST_SHOWN;
@@ -261,7 +266,7 @@ static void print_ranks(const struct train_report *report, const struct ranked *
 		fprintf(out, "\nthe %zu slowest of %zu ranks (ms; --all shows every one)\n", count, report->rank_count);
 	else
 		fputs("\nranks (ms)\n", out);
-	fprintf(out, "%7s %-13s %8s %8s %8s %8s %6s %6s %7s\n", "", "", "busy", "busy", "wait", "step", "", "", "");
+	fprintf(out, "%7s %-13s %8s %8s %8s %8s\n", "", "", "busy", "busy", "wait", "step");
 	fprintf(out, "%7s %-13s %8s %8s %8s %8s %6s %6s %7s\n", "rank", "host", "p50", "p95", "p50", "p50", "ratio", "z", "slowest");
 	for (size_t i = 0; i < count; i++) {
 		const struct train_report_rank *rank = &report->ranks[order[i].index];

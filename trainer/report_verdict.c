@@ -311,7 +311,7 @@ static void say_slow_phase(FILE *out, const struct train_report *report, size_t 
 	if (sum <= 0)
 		return;
 	print_rank(out, report, index);
-	fprintf(out, ": %.0f %% of its extra time is in %s, %.3g ms more than others need%s\n", extra[worst] / sum * 100,
+	fprintf(out, ": %.0f %% of its extra time is in %s, %.3g ms a step%s\n", extra[worst] / sum * 100,
 		train_report_quantity_names[worst], extra[worst] / 1e6, worst == TRAIN_PHASE_DATA ? ": reading, not computing" : "");
 }
 
@@ -346,8 +346,7 @@ static void say_evidence(FILE *out, const struct train_report *report, const str
 			fprintf(out, "all ranks of %s are slow: its CPUs, power, memory or network rather than one GPU\n", host->name);
 		else if (culprits[i].rank != SIZE_MAX && host->rank_count > host->flagged_ranks) {
 			print_rank(out, report, culprits[i].rank);
-			fprintf(out, " has neighbours on %s that are not slow: its GPU or cores rather than the host\n",
-				*host->name ? host->name : "its host");
+			fputs(": its neighbours on the same host are not slow, so its GPU or cores rather than the host\n", out);
 		}
 		say_slow_phase(out, report, culprits[i].rank == SIZE_MAX ? host->ranks[0] : culprits[i].rank, values);
 	}
