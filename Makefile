@@ -96,9 +96,10 @@ $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 
+# Whole archives: the table of commands has weak references, which alone pull nothing out of an archive.
 $(B)/bin/synctrain: $(B)/obj/trainer/synctrain.o $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) $(OPENMP) -pie -o $@ $^ $(SYSLIBS)
+	$(CC) $(LDFLAGS_ALL) $(OPENMP) -pie -o $@ $< -Wl,--whole-archive $(LIBS) -Wl,--no-whole-archive $(SYSLIBS)
 
 # libc only, and nothing exported but slurm_spank_* and the plugin's identity: tests/slurm reads its dynamic section.
 $(B)/lib/slurm/synctrain.so: $(call obj,$(PLUGIN_SRC)) spank-plugin/exports.map
