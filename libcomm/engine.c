@@ -290,6 +290,8 @@ static void start(struct engine *engine, struct comm_request *request)
 	engine->announced = engine->second_chance = false;
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
+	if (engine->options.control)
+		control_doing(engine->options.control, plan_collective_name(request->bound->plan->collective), request->signature.sequence);
 }
 
 static void retire(struct engine *engine, struct comm_request *request)
@@ -390,8 +392,10 @@ static enum st_status link_failed(struct engine *engine, const struct link *link
 		return fail_all(engine, ST_ERR_ABORTED);
 	}
 	if (control) {
-		bool mismatch = status == ST_ERR_MISMATCH;
-		control_abort(control, link->ends.peer, mismatch ? CONTROL_HOW_MISMATCH : CONTROL_HOW_LINK, operation, detail);
+		enum control_how how = status == ST_ERR_MISMATCH   ? CONTROL_HOW_MISMATCH
+				       : status == ST_ERR_PROTOCOL ? CONTROL_HOW_PROTOCOL
+								   : CONTROL_HOW_LINK;
+		control_abort(control, link->ends.peer, how, operation, detail);
 	} else {
 		st_fail(status, "%s", detail);
 	}
@@ -543,8 +547,12 @@ enum st_status engine_test(struct engine *engine, struct comm_request **request)
 	enum st_status status = ST_OK;
 	if (!(*request)->done)
 		status = engine_progress(engine);
-	if (!(*request)->done)
+	if (!(*request)->done) {
+		/* A caller that polls would keep the others, whom it waits for, from running. */
+		if (engine->options.crowded)
+			sched_yield();
 		return ST_PENDING;
+	}
 	enum st_status own = collect(engine, request);
 	/* The detector of a failure gives its own status. */
 	return own != ST_OK && status != ST_OK ? st_fail_copy(status, engine->why) : own;
