@@ -36,7 +36,7 @@ struct control_options {
 	int64_t startup_timeout_ms;
 	int64_t heartbeat_ms;     /* default 500; a tree neighbour silent for stall_timeout_ms is unreachable */
 	int64_t stall_timeout_ms;
-	const char *interface;    /* NULL: the interface that owns SLURMD_NODENAME's address, else the default route's, else the first
+	const char *interface;    /* a name or an address; NULL: the interface that owns SLURMD_NODENAME's address, else the default route's, else the first
 				     that is up, not loopback, not docker/veth/virbr/bridge; loopback only when all ranks share the host */
 	uint32_t chunk_bytes_hint, slots_hint; /* carried in the record: rank 0's are the job's; see control_hints */
 };
@@ -64,6 +64,10 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
  * cluster into shared memory). Symmetric: the lower rank's probe decides. Blocks like control_data_socket. */
 enum st_status control_same_node(struct control *control, uint32_t peer, bool *same);
 
+/* What this rank is doing, for the text of an ABORT that its service thread sends: shown as "NAME SEQUENCE", e.g. "allreduce 12".  NAME must
+ * live as long as control does (a literal); NULL: nothing.  Two relaxed stores: cheap enough for every operation. */
+void control_doing(struct control *control, const char *name, uint64_t sequence);
+
 /* ST_OK while the job is whole: one relaxed load. After an ABORT: ST_ERR_ABORTED with its text in st_message(). */
 enum st_status control_check(struct control *control);
 
@@ -77,17 +81,24 @@ enum control_how {
 	CONTROL_HOW_LATE,        /* it is alive and did not enter the operation within arrival_timeout */
 	CONTROL_HOW_MISMATCH,    /* it called another collective, or the same with another shape */
 	CONTROL_HOW_APPLICATION, /* it said so itself (comm_abort, or an error of its own) */
+	CONTROL_HOW_LEFT,        /* it left in an orderly way (control_close) while others still needed it */
+	CONTROL_HOW_PROTOCOL,    /* it sent bytes that no correct rank sends */
 };
 
 /* Ends the job with `culprit` as the cause: sends ABORT and returns what the job's verdict is (an earlier ABORT wins): ST_ERR_ABORTED with the
  * verdict's text in st_message(). operation: e.g. "allreduce 12 of 4194304 elements". Never blocks. */
 enum st_status control_abort(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
 
-/* A data link to `peer` failed. Waits up to 500 ms for an ABORT with better evidence, else aborts with CONTROL_HOW_LINK. */
+/* A data link to `peer` failed. Waits up to 500 ms for an ABORT with better evidence, else aborts with CONTROL_HOW_LINK; when the peer has said
+ * GOODBYE, with CONTROL_HOW_LEFT. */
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail);
 
+/* Whether `rank` has left in an orderly way, as far as this rank has heard. */
+bool control_has_left(struct control *control, uint32_t rank);
+
 /* Rank 0's bytes everywhere; everybody's bytes in rank order (all: size * bytes). Collective, called in the same order by all, from one
- * thread; blocking, until done, aborted, or arrival_timeout_ms. bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
+ * thread; blocking, until all ranks have entered, the job is aborted, or arrival_timeout_ms has passed (then the job is aborted with a
+ * missing rank as culprit: CONTROL_HOW_LATE). Ranks that call different ones: CONTROL_HOW_MISMATCH, everywhere the same text. bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
 enum st_status control_broadcast(struct control *control, void *data, size_t bytes, int64_t arrival_timeout_ms);
 enum st_status control_all_gather(struct control *control, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
 

@@ -1,0 +1,209 @@
+/*
+ * Inside the control plane.  One mutex guards everything that changes; the service thread holds it while it works and never
+ * while it sleeps, callers hold it for a few stores or one non-blocking send.  What is marked constant is written by
+ * control_open before the service thread starts.
+ *
+ *   control.c            open, close, what callers ask
+ *   control_interface.c  which interface and addresses to listen on
+ *   control_listen.c     listeners and the server's half of handshakes
+ *   control_connect.c    the client's half; data sockets; same-node probes
+ *   control_tree.c       connections of the tree, frames, floods, the verdict
+ *   control_decide.c     all_gather and broadcast
+ *   control_service.c    the thread: epoll, heartbeats, deadlines
+ *
+ * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
+ * reaches every rank once.  Whoever gets a new neighbour sends it what it knows (abort, goodbyes, contributions to the
+ * decisions still in use), and what a rank knows already it drops: so a flood also survives a neighbour that comes late.
+ */
+#ifndef SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
+#define SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
+
+#include <net/if.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "auth.h"
+#include "bootstrap.h"
+#include "common/clock.h"
+#include "control.h"
+
+#define CONTROL_TREE_ARITY 8
+#define CONTROL_MAX_OPENINGS 64
+#define CONTROL_OPENING_MS 5000
+#define CONTROL_MAX_ACCEPTED 4096
+#define CONTROL_SUSPECT_MS 500
+#define CONTROL_CLOSE_FLUSH_MS 1000
+#define CONTROL_DECISION_SLOTS 4 /* the two before the current one, the current one, and the next */
+
+enum { CONTROL_LISTENER_UNIX, CONTROL_LISTENER_IPV4, CONTROL_LISTENER_IPV6, CONTROL_LISTENERS };
+
+/* What an epoll event points to. */
+struct control_source {
+	enum { CONTROL_SOURCE_WAKE, CONTROL_SOURCE_LISTENER, CONTROL_SOURCE_OPENING, CONTROL_SOURCE_LINK } kind;
+	int fd;    /* -1: closed; the object is freed at the end of the service thread's turn */
+	bool idle; /* listener: out of the epoll set for a moment, because no descriptor was left to accept with */
+};
+
+/* A connection that has not proven itself. */
+struct control_opening {
+	struct control_source source;
+	struct control_opening *older, *newer;
+	struct st_deadline deadline;
+	bool local, challenged;
+	size_t have; /* bytes of the message it is sending: HELLO, or once challenged PROOF */
+	union {
+		struct wire_hello hello;
+		struct wire_proof proof;
+		uint8_t bytes[sizeof(struct wire_hello)];
+	} in;
+	struct auth_session session;
+};
+
+/* An edge of the tree. */
+struct control_link {
+	struct control_source source;
+	struct control_link *next;
+	uint32_t peer;
+	bool local;
+	bool wants_write;
+	struct st_deadline silence; /* restarted by each heartbeat */
+	struct wire_reader reader;
+	uint8_t *out; /* what the kernel did not take at once: out[out_begin .. out_end) */
+	size_t out_begin, out_end, out_capacity;
+};
+
+/* A proven data connection that waits for control_data_socket. */
+struct control_accepted {
+	struct control_accepted *next;
+	uint32_t peer, channel;
+	bool local;
+	int fd;
+};
+
+struct control_contribution {
+	bool present;
+	uint32_t kind, bytes;
+	uint8_t *data; /* owned; NULL when there is none */
+};
+
+struct control_decision {
+	uint64_t sequence;
+	uint32_t present;                   /* number of contributions */
+	struct control_contribution *ranks; /* (size) */
+};
+
+enum control_reach { CONTROL_REACH_UNKNOWN, CONTROL_REACH_LOCAL, CONTROL_REACH_REMOTE };
+
+/* Where a rank listens, from its record. */
+struct control_endpoint {
+	char unix_name[WIRE_UNIX_NAME_BYTES];
+	uint8_t ipv4[4], ipv6[16];
+	uint16_t port4, port6;
+};
+
+struct control_addresses {
+	char interface[IF_NAMESIZE];
+	uint32_t index;
+	bool has4, has6, loopback;
+	uint8_t ipv4[4], ipv6[16];
+};
+
+struct control {
+	/* Constant. */
+	uint32_t rank, size;
+	struct auth_keys keys;
+	uint8_t *secret; /* a page of its own: kept out of core files and wiped in forked children */
+	char job[BOOTSTRAP_JOB_BYTES];
+	int64_t startup_timeout_ms, heartbeat_ms, stall_timeout_ms;
+	uint32_t chunk_bytes, slots;
+	struct control_addresses addresses;
+	struct control_endpoint *endpoints; /* (size) */
+	struct topo_world *world;
+	struct control_source listeners[CONTROL_LISTENERS], wake;
+	int epoll_fd, event_fd;
+	pthread_t thread;
+	bool thread_started;
+
+	_Atomic bool aborted;               /* set once, after verdict and text, with the lock held */
+	_Atomic(const char *) doing_name;   /* relaxed: texts only */
+	_Atomic uint64_t doing_sequence;
+
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* broadcast whenever something that a caller may wait for has changed */
+	/* Guarded by lock. */
+	bool stopping;
+	struct control_link *links;
+	struct control_opening *oldest_opening, *newest_opening, *closed_openings;
+	unsigned opening_count;
+	struct control_accepted *accepted;
+	unsigned accepted_count;
+	bool *left;     /* (size) said GOODBYE */
+	bool *met;      /* (size) has had a tree connection with this rank */
+	uint8_t *reach; /* (size) enum control_reach */
+	struct control_decision decisions[CONTROL_DECISION_SLOTS];
+	uint64_t decision; /* the one that callers are in, or enter next */
+	struct wire_abort verdict;
+	char verdict_text[896];
+	struct st_deadline next_heartbeat;
+	struct control_counters counters;
+};
+
+/* control_interface.c */
+enum st_status control_interface_choose(const char *wanted, struct control_addresses *addresses);
+/* Equal for two processes that share kernel and network namespace. */
+void control_host_id(uint8_t id[16]);
+
+/* control_listen.c */
+enum st_status control_listen(struct control *control, struct wire_record *record);
+void control_accept_ready(struct control *control, struct control_source *listener);
+void control_opening_ready(struct control *control, struct control_opening *opening);
+/* Drops those whose time is over. Returns how long until the next one's is, in ms (at most 1000). */
+int control_openings_tick(struct control *control);
+void control_openings_free_closed(struct control *control);
+void control_openings_close_all(struct control *control);
+/* Takes a waiting data connection, or returns -1. */
+int control_accepted_take(struct control *control, uint32_t peer, uint32_t channel, bool local);
+
+/* control_connect.c */
+/* A proven connection to `peer` for `purpose`. ST_ERR_UNAVAILABLE: nothing listens there (its process is gone, when the socket is a Unix
+ * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
+enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
+			       struct st_deadline *deadline, int *fd);
+/* Whether rank may be reached by Unix socket at all: the same node by name. */
+bool control_same_name(const struct control *control, uint32_t peer);
+
+/* control_tree.c; all with the lock held */
+bool control_tree_parent(const struct control *control, uint32_t rank, uint32_t *parent);
+struct control_link *control_link_find(struct control *control, uint32_t peer);
+enum st_status control_link_add(struct control *control, uint32_t peer, bool local, int fd);
+void control_link_ready(struct control *control, struct control_link *link, uint32_t events);
+void control_link_send(struct control *control, struct control_link *link, uint32_t type, const void *payload, size_t bytes, const void *data,
+		       size_t data_bytes);
+void control_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
+		   const void *data, size_t data_bytes);
+void control_links_free_closed(struct control *control);
+void control_links_close_all(struct control *control);
+bool control_links_flushed(const struct control *control);
+/* Sends heartbeats that are due, ends links that are silent. Returns how long until the next look, in ms. */
+int control_links_tick(struct control *control);
+/* Takes the verdict unless there is one already, and floods it. */
+void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
+enum st_status control_verdict(struct control *control);
+
+/* control_decide.c */
+enum st_status control_decide(struct control *control, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
+			      const char *name);
+/* ST_ERR_PROTOCOL with a message: no correct rank sends this. Lock held. */
+enum st_status control_decision_frame(struct control *control, struct control_link *from, const uint8_t *payload, size_t bytes);
+void control_decisions_resend(struct control *control, struct control_link *link);
+void control_decisions_free(struct control *control);
+
+/* control_service.c */
+enum st_status control_service_start(struct control *control);
+void control_service_stop(struct control *control);
+void control_wake(struct control *control);
+/* Waits for `changed`, at most until the deadline's next look; false when the deadline has passed. Lock held. */
+bool control_wait(struct control *control, struct st_deadline *deadline);
+
+#endif

@@ -1,0 +1,426 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "control_internal.h"
+
+bool control_tree_parent(const struct control *control, uint32_t rank, uint32_t *parent)
+{
+	const struct topo_world *world = control->world;
+	uint32_t node = world->node_of[rank], leader = world->nodes[node].ranks[0];
+
+	if (rank != leader)
+		*parent = leader;
+	else if (node > 0)
+		*parent = world->nodes[(node - 1) / CONTROL_TREE_ARITY].ranks[0];
+	else
+		return false;
+	return true;
+}
+
+struct control_link *control_link_find(struct control *control, uint32_t peer)
+{
+	for (struct control_link *link = control->links; link; link = link->next)
+		if (link->peer == peer && link->source.fd >= 0)
+			return link;
+	return NULL;
+}
+
+static void close_link(struct control *control, struct control_link *link)
+{
+	char drain[512];
+
+	if (link->source.fd < 0)
+		return;
+	epoll_ctl(control->epoll_fd, EPOLL_CTL_DEL, link->source.fd, NULL);
+	/* Closing a socket with unread bytes resets the connection, which may overtake what was sent last: our ABORT or GOODBYE. */
+	shutdown(link->source.fd, SHUT_WR);
+	for (int i = 0; i < 256 && recv(link->source.fd, drain, sizeof drain, MSG_DONTWAIT) > 0; i++)
+		;
+	close(link->source.fd);
+	link->source.fd = -1;
+}
+
+static void free_link(struct control_link *link)
+{
+	wire_reader_free(&link->reader);
+	free(link->out);
+	free(link);
+}
+
+void control_links_free_closed(struct control *control)
+{
+	for (struct control_link **at = &control->links; *at;) {
+		struct control_link *link = *at;
+		if (link->source.fd < 0) {
+			*at = link->next;
+			free_link(link);
+		} else {
+			at = &link->next;
+		}
+	}
+}
+
+void control_links_close_all(struct control *control)
+{
+	for (struct control_link *link = control->links; link; link = link->next)
+		close_link(control, link);
+	control_links_free_closed(control);
+}
+
+bool control_links_flushed(const struct control *control)
+{
+	for (const struct control_link *link = control->links; link; link = link->next)
+		if (link->source.fd >= 0 && link->out_begin < link->out_end)
+			return false;
+	return true;
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------------------- */
+
+static void watch(struct control *control, struct control_link *link, bool writing)
+{
+	struct epoll_event event = {.events = EPOLLIN | (writing ? EPOLLOUT : 0u), .data.ptr = link};
+
+	if (link->wants_write == writing)
+		return;
+	link->wants_write = writing;
+	epoll_ctl(control->epoll_fd, EPOLL_CTL_MOD, link->source.fd, &event);
+}
+
+static bool keep(struct control_link *link, const void *data, size_t bytes)
+{
+	if (link->out_end + bytes > link->out_capacity && link->out_begin > 0) {
+		memmove(link->out, link->out + link->out_begin, link->out_end - link->out_begin);
+		link->out_end -= link->out_begin;
+		link->out_begin = 0;
+	}
+	if (link->out_end + bytes > link->out_capacity) {
+		size_t capacity = 2 * link->out_capacity + bytes;
+		uint8_t *larger = realloc(link->out, capacity);
+		if (!larger)
+			return false;
+		link->out = larger;
+		link->out_capacity = capacity;
+	}
+	memcpy(link->out + link->out_end, data, bytes);
+	link->out_end += bytes;
+	return true;
+}
+
+/* Errors of sending are left to the reading side, which sees them too: there is one place that judges a dead link. */
+void control_link_send(struct control *control, struct control_link *link, uint32_t type, const void *payload, size_t bytes, const void *data,
+		       size_t data_bytes)
+{
+	struct wire_frame header = {
+		.magic = WIRE_MAGIC, .version = WIRE_VERSION, .type = (uint16_t)type, .length = (uint32_t)(bytes + data_bytes)};
+	struct iovec parts[3] = {{&header, sizeof header}, {(void *)payload, bytes}, {(void *)data, data_bytes}};
+	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+	size_t sent = 0;
+
+	if (link->source.fd < 0)
+		return;
+	if (link->out_begin == link->out_end) {
+		ssize_t n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && errno != EAGAIN && errno != EINTR)
+			return;
+		sent = n > 0 ? (size_t)n : 0;
+	}
+	for (int i = 0; i < 3; i++) {
+		size_t skip = sent < parts[i].iov_len ? sent : parts[i].iov_len;
+		sent -= skip;
+		if (skip < parts[i].iov_len && !keep(link, (uint8_t *)parts[i].iov_base + skip, parts[i].iov_len - skip)) {
+			/* Half a frame can't be taken back: without memory for the rest this neighbour is lost. */
+			shutdown(link->source.fd, SHUT_RDWR);
+			return;
+		}
+	}
+	watch(control, link, link->out_begin < link->out_end);
+}
+
+static void flush(struct control *control, struct control_link *link)
+{
+	while (link->out_begin < link->out_end) {
+		ssize_t n = send(link->source.fd, link->out + link->out_begin, link->out_end - link->out_begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			break;
+		link->out_begin += (size_t)n;
+	}
+	if (link->out_begin == link->out_end) {
+		link->out_begin = link->out_end = 0;
+		watch(control, link, false);
+		pthread_cond_broadcast(&control->changed);
+	}
+}
+
+void control_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
+		   const void *data, size_t data_bytes)
+{
+	for (struct control_link *link = control->links; link; link = link->next)
+		if (link != except)
+			control_link_send(control, link, type, payload, bytes, data, data_bytes);
+}
+
+enum st_status control_link_add(struct control *control, uint32_t peer, bool local, int fd)
+{
+	struct control_link *link = calloc(1, sizeof *link);
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = link};
+
+	if (!link)
+		return st_fail(ST_ERR_NOMEM, "no memory for a control connection");
+	link->source = (struct control_source){.kind = CONTROL_SOURCE_LINK, .fd = fd};
+	link->peer = peer;
+	link->local = local;
+	link->silence = st_deadline_in_ms(control->stall_timeout_ms);
+	if (epoll_ctl(control->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
+		free(link);
+		return st_fail_errno("can't watch a control connection");
+	}
+	link->next = control->links;
+	control->links = link;
+	control->met[peer] = true;
+	/* A tree connection tells what a probe would: the same name, and reached by Unix socket or not. */
+	if (control_same_name(control, peer) && control->reach[peer] == CONTROL_REACH_UNKNOWN)
+		control->reach[peer] = local ? CONTROL_REACH_LOCAL : CONTROL_REACH_REMOTE;
+
+	for (uint32_t r = 0; r < control->size; r++)
+		if (control->left[r])
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r}, sizeof(struct wire_goodbye), NULL, 0);
+	control_decisions_resend(control, link);
+	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		control_link_send(control, link, WIRE_ABORT, &control->verdict, sizeof control->verdict, NULL, 0);
+	pthread_cond_broadcast(&control->changed);
+	return ST_OK;
+}
+
+/* ---- the verdict --------------------------------------------------------------------------------------------------- */
+
+static const char *node_name(const struct control *control, uint32_t rank)
+{
+	return control->world->nodes[control->world->node_of[rank]].name;
+}
+
+static void verdict_text(struct control *control)
+{
+	const struct wire_abort *v = &control->verdict;
+	char who[192], seen[160] = "";
+
+	snprintf(who, sizeof who, "rank %u on %s", v->culprit, node_name(control, v->culprit));
+	if (v->detector != v->culprit)
+		snprintf(seen, sizeof seen, "; seen by rank %u on %s", v->detector, node_name(control, v->detector));
+	const char *during = v->operation[0] ? " during " : "", *colon = v->detail[0] ? ": " : "";
+	const char *open = v->detail[0] ? " (" : "", *shut = v->detail[0] ? ")" : "";
+	char *text = control->verdict_text;
+	size_t bytes = sizeof control->verdict_text;
+
+	switch ((enum control_how)v->how) {
+	case CONTROL_HOW_EXITED:
+		snprintf(text, bytes, "%s died (%s)%s%s%s", who, v->detail[0] ? v->detail : "its process ended", during, v->operation, seen);
+		break;
+	case CONTROL_HOW_UNREACHABLE:
+		snprintf(text, bytes, "%s is unreachable%s%s%s%s%s%s", who, open, v->detail, shut, during, v->operation, seen);
+		break;
+	case CONTROL_HOW_LINK:
+		snprintf(text, bytes, "the connection to %s broke%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	case CONTROL_HOW_LATE:
+		snprintf(text, bytes, "%s is late%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	case CONTROL_HOW_MISMATCH:
+		snprintf(text, bytes, "%s disagrees%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	case CONTROL_HOW_APPLICATION:
+		snprintf(text, bytes, "%s failed%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	case CONTROL_HOW_LEFT:
+		snprintf(text, bytes, "%s left the job%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	case CONTROL_HOW_PROTOCOL:
+		snprintf(text, bytes, "%s sent bytes that no correct rank sends%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		break;
+	}
+}
+
+static void take_verdict(struct control *control, const struct wire_abort *verdict, const struct control_link *from)
+{
+	uint64_t one = 1;
+
+	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		return;
+	control->verdict = *verdict;
+	verdict_text(control);
+	/* Pairs with nothing but the lock: whoever sees the flag takes the lock before it reads the text. */
+	atomic_store_explicit(&control->aborted, true, memory_order_relaxed);
+	control_flood(control, from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
+	if (write(control->event_fd, &one, sizeof one) < 0) {
+		/* Sleepers find the flag at their next look, within a second. */
+	}
+	pthread_cond_broadcast(&control->changed);
+}
+
+void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail)
+{
+	struct wire_abort verdict = {.culprit = culprit, .detector = control->rank, .how = (uint32_t)how, .when_ns = st_wall_ns()};
+
+	if (operation) {
+		snprintf(verdict.operation, sizeof verdict.operation, "%s", operation);
+	} else {
+		const char *name = atomic_load_explicit(&control->doing_name, memory_order_relaxed);
+		if (name)
+			snprintf(verdict.operation, sizeof verdict.operation, "%s %llu", name,
+				 (unsigned long long)atomic_load_explicit(&control->doing_sequence, memory_order_relaxed));
+	}
+	if (detail)
+		snprintf(verdict.detail, sizeof verdict.detail, "%s", detail);
+	wire_clean_text(verdict.operation, sizeof verdict.operation);
+	wire_clean_text(verdict.detail, sizeof verdict.detail);
+	take_verdict(control, &verdict, NULL);
+}
+
+enum st_status control_verdict(struct control *control)
+{
+	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		return ST_OK;
+	return st_fail_copy(ST_ERR_ABORTED, control->verdict_text);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------------------------------- */
+
+static enum st_status goodbye_frame(struct control *control, struct control_link *link, const uint8_t *payload)
+{
+	struct wire_goodbye goodbye;
+
+	memcpy(&goodbye, payload, sizeof goodbye);
+	if (goodbye.rank >= control->size || goodbye.rank == control->rank || goodbye.zero)
+		return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u of %u", goodbye.rank, control->size);
+	if (control->left[goodbye.rank])
+		return ST_OK;
+	control->left[goodbye.rank] = true;
+	control_flood(control, link, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
+	pthread_cond_broadcast(&control->changed);
+	return ST_OK;
+}
+
+static enum st_status abort_frame(struct control *control, struct control_link *link, const uint8_t *payload)
+{
+	struct wire_abort verdict;
+
+	memcpy(&verdict, payload, sizeof verdict);
+	if (verdict.culprit >= control->size || verdict.detector >= control->size || verdict.how > CONTROL_HOW_PROTOCOL || verdict.zero)
+		return st_fail(ST_ERR_PROTOCOL, "an abort by rank %u because of rank %u, how %u", verdict.detector, verdict.culprit, verdict.how);
+	wire_clean_text(verdict.operation, sizeof verdict.operation);
+	wire_clean_text(verdict.detail, sizeof verdict.detail);
+	take_verdict(control, &verdict, link);
+	return ST_OK;
+}
+
+static enum st_status frame(struct control *control, struct control_link *link)
+{
+	const struct wire_reader *reader = &link->reader;
+
+	switch (reader->header.type) {
+	case WIRE_HEARTBEAT:
+		control->counters.heartbeats_received++;
+		/* Heartbeats alone count as a sign of life: a neighbour sends them to all its neighbours in one turn, so when it stops
+		 * they all find out at the same moment, wherever its last other frame went. */
+		link->silence = st_deadline_in_ms(control->stall_timeout_ms);
+		return ST_OK;
+	case WIRE_GOODBYE:
+		return goodbye_frame(control, link, reader->payload);
+	case WIRE_ABORT:
+		return abort_frame(control, link, reader->payload);
+	default:
+		return control_decision_frame(control, link, reader->payload, reader->header.length);
+	}
+}
+
+/* The neighbour is gone. error: 0 for end of file, else errno. */
+static void lost(struct control *control, struct control_link *link, int error)
+{
+	uint32_t peer = link->peer;
+
+	close_link(control, link);
+	if (control->left[peer])
+		return; /* in an orderly way; whoever still needs it will find out by `left` */
+	if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
+		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, strerror(error));
+	else
+		control_abort_locked(control, peer, CONTROL_HOW_EXITED, NULL, "its process ended");
+}
+
+void control_link_ready(struct control *control, struct control_link *link, uint32_t events)
+{
+	if (events & EPOLLOUT)
+		flush(control, link);
+	/* A bounded number of frames per turn, so that one busy neighbour does not keep the others from being heard. */
+	for (int i = 0; i < 64 && link->source.fd >= 0; i++) {
+		void *where;
+		size_t room;
+		wire_reader_space(&link->reader, &where, &room);
+		ssize_t n = recv(link->source.fd, where, room, MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n <= 0) {
+			lost(control, link, n < 0 ? errno : 0);
+			return;
+		}
+		enum st_status status = wire_reader_advance(&link->reader, (size_t)n);
+		if (status == ST_OK && link->reader.complete) {
+			status = frame(control, link);
+			wire_reader_next(&link->reader);
+		}
+		if (status == ST_ERR_PROTOCOL) {
+			control_abort_locked(control, link->peer, CONTROL_HOW_PROTOCOL, NULL, st_message());
+			close_link(control, link);
+			return;
+		}
+		if (status != ST_OK) {
+			control_abort_locked(control, control->rank, CONTROL_HOW_APPLICATION, NULL, st_message());
+			close_link(control, link);
+			return;
+		}
+	}
+}
+
+int control_links_tick(struct control *control)
+{
+	bool beat = st_deadline_expired(&control->next_heartbeat);
+	int sleep_ms = 1000;
+
+	if (beat)
+		control->next_heartbeat = st_deadline_in_ms(control->heartbeat_ms);
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->source.fd < 0)
+			continue;
+		if (beat) {
+			control_link_send(control, link, WIRE_HEARTBEAT, NULL, 0, NULL, 0);
+			control->counters.heartbeats_sent++;
+		}
+		/* What came while this thread did not run (a stopped process, a crowded machine) lies in the socket: look before judging. */
+		if (st_deadline_expired(&link->silence))
+			control_link_ready(control, link, 0);
+		if (link->source.fd < 0)
+			continue;
+		if (st_deadline_expired(&link->silence)) {
+			char detail[64];
+			snprintf(detail, sizeof detail, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
+			/* ABORT first, also to the silent one: should it wake, it learns why it was left. */
+			if (!control->left[link->peer])
+				control_abort_locked(control, link->peer, CONTROL_HOW_UNREACHABLE, NULL, detail);
+			close_link(control, link);
+			continue;
+		}
+		int link_ms = st_deadline_poll_ms(&link->silence);
+		sleep_ms = link_ms < sleep_ms ? link_ms : sleep_ms;
+	}
+	int beat_ms = st_deadline_poll_ms(&control->next_heartbeat);
+	return beat_ms < sleep_ms ? beat_ms : sleep_ms;
+}
