@@ -197,14 +197,18 @@ static enum st_status probe_child(struct control *control, uint32_t child, uint8
 	int fd = -1;
 	enum st_status status = control_connect(control, child, WIRE_PURPOSE_PROBE, 0, local, &deadline, &fd);
 
-	if (local && status == ST_ERR_UNAVAILABLE)
+	bool refused_here = local && status == ST_ERR_UNAVAILABLE;
+	if (refused_here)
 		status = control_connect(control, child, WIRE_PURPOSE_PROBE, 0, false, &deadline, &fd);
 	if (status == ST_OK)
 		close(fd);
 	if (status == ST_ERR_ABORTED)
 		return status;
-	/* Over TCP a refusal may be a firewall's, and the child may be on its way to us: several in a row are needed. */
-	refusals[child] = status == ST_ERR_UNAVAILABLE ? refusals[child] + 1 : 0;
+	/* Over TCP alone a refusal may be a firewall's, and the child may be on its way to us: several in a row are needed. */
+	if (status != ST_ERR_UNAVAILABLE)
+		refusals[child] = 0;
+	else
+		refusals[child] += refused_here ? REFUSALS_OF_THE_DEAD : 1;
 	if (refusals[child] < REFUSALS_OF_THE_DEAD)
 		return ST_OK;
 	return control_abort(control, child, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");

@@ -156,10 +156,18 @@ void control_openings_close_all(struct control *control)
 
 int control_openings_tick(struct control *control)
 {
-	/* All have the same time to live, so the oldest is the next to go. */
-	while (control->oldest_opening && st_deadline_expired(&control->oldest_opening->deadline))
-		drop_as_slow(control, control->oldest_opening);
-	return control->oldest_opening ? st_deadline_poll_ms(&control->oldest_opening->deadline) : 1000;
+	int sleep_ms = 1000;
+
+	/* All have the same time to live, but each deadline must be looked at every second (see clock.h), not only the oldest's. */
+	for (struct control_opening *opening = control->oldest_opening, *newer; opening; opening = newer) {
+		newer = opening->newer;
+		int left_ms = st_deadline_poll_ms(&opening->deadline);
+		if (left_ms == 0)
+			drop_as_slow(control, opening);
+		else if (left_ms < sleep_ms)
+			sleep_ms = left_ms;
+	}
+	return sleep_ms;
 }
 
 static bool same_user(int fd)
