@@ -700,7 +700,6 @@ enum st_status train_model_forward(struct train_model *model, const uint16_t *in
 	model->rows = batch * tokens;
 	memcpy(model->inputs, inputs, model->rows * sizeof(*inputs));
 	memcpy(model->targets, targets, model->rows * sizeof(*targets));
-	model->logits_chunk = NO_CHUNK;
 	atomic_store_explicit(&model->status, ST_OK, memory_order_relaxed);
 
 	size_t c = model->channels;

@@ -661,6 +661,9 @@ static void test_initial_values(void)
 	}
 	/* Written down once: the same on every machine. */
 	CHECK(f.parameters[0] == 0x1.ccc3fep-6f && f.parameters[12345] == 0x1.4faa1cp-6f, "%a %a", f.parameters[0], f.parameters[12345]);
+	size_t at = f.tensors[16].offset + 5;
+	CHECK(strcmp(f.tensors[16].name, "h.1.attn.c_attn.weight") == 0 && f.parameters[at] == (float)(0.02 * train_normal(42, at)),
+	      "%s: element 5 is not a function of its index in the buffer", f.tensors[16].name);
 	float *other = aligned(f.elements * sizeof(float));
 	memcpy(other, f.parameters, f.elements * sizeof(float));
 	train_model_initialize(f.model, 43);
@@ -702,6 +705,8 @@ static void test_refusals(void)
 	CHECK(model == NULL, "a model after failures");
 
 	struct fixture f = setup(shape_of(2, 4, 1, 3, 12, 11), 2);
+	run(&f, 1, NULL, NULL);
+	clear_gradients(&f);
 	double loss = -1;
 	f.inputs[6] = 11;
 	CHECK_FAILS(train_model_forward(f.model, f.inputs, f.targets, 2, 4, &loss), ST_ERR_DATA,
