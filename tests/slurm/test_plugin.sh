@@ -122,12 +122,14 @@ expect "the job's number" "$id" "$job_id"
 expect "reports go below the submit directory" "/mnt/c/home/$ACCOUNT/synctrain-$id" "$report"
 expect_match "a port of the default range" '^2[0-9]{4}$' "$port"
 expect "PMIx is selected, and not shown to programs" "0 - " "$(as_user_home srun --synctrain ./show PMIX_RANK SLURM_MPI_TYPE)"
-expect "but not over --mpi" "- none " "$(as_user_home srun --synctrain --mpi=none env SLURM_MPI_TYPE=none ./show PMIX_RANK SLURM_MPI_TYPE)"
+expect "but not over --mpi" "0 pmix_v4 - - " "$(for type in pmix_v4 none; do as_user_home srun --synctrain --mpi=$type ./show PMIX_RANK SLURM_MPI_TYPE; done | tr -d '\n')"
 expect "nor over the user's variable" "0 pmix_v4 " "$(as_user_home env SLURM_MPI_TYPE=pmix_v4 srun --synctrain ./show PMIX_RANK SLURM_MPI_TYPE)"
 expect "all ranks take the same port" 1 "$(as_user_home srun -N4 --resv-ports=0 --synctrain ./show MASTER_PORT | sort -u | wc -l)"
 expect "a reserved port is used" same "$(as_user_home srun --resv-ports=2 --synctrain bash -c '[ "$MASTER_PORT" = "${SLURM_STEP_RESV_PORTS%%[-,]*}" ] && echo same')"
 cpus=$(as_user nproc)
 expect "threads: the task's CPUs, as far as there are any" $((cpus < 3 ? cpus : 3)) "$(as_user_home srun -n1 -c3 --synctrain ./show OMP_NUM_THREADS | xargs)"
+expect "or its share of the node's" $((cpus < 4 ? cpus : 4)) "$(as_user_home salloc -Q -N1 -n2 --exclusive srun --synctrain ./show OMP_NUM_THREADS | sort -u | xargs)"
+expect "but what the user gave it comes first" 1 "$(as_user_home salloc -Q -N1 -n2 -c1 --exclusive srun --synctrain ./show OMP_NUM_THREADS | sort -u | xargs)"
 expect "one for one" 1 "$(as_user_home srun -n1 -c1 --synctrain ./show OMP_NUM_THREADS | xargs)"
 site port-range=31000-31000 algorithm=ring report=/site/%u/%x-%j mpi=no_such
 output=$(as_user_home srun -J 'a/b' --resv-ports=0 --synctrain ./show SYNCTRAIN_ALGORITHM SYNCTRAIN_REPORT MASTER_PORT PMIX_RANK 2>&1)
@@ -167,7 +169,7 @@ site
 echo "--- inside a job"
 output=$(job -N2 -n2 --overcommit --synctrain-transport=tcp << 'SH'
 #!/bin/bash
-echo "batch $(./show SYNCTRAIN RANK MASTER_ADDR SLURM_MPI_TYPE)"
+echo "batch $(./show SYNCTRAIN RANK MASTER_ADDR SLURM_MPI_TYPE) $(env | grep -c SPANK_OPTION)"
 srun -n2 -N2 ./show RANK SYNCTRAIN_TRANSPORT | sort | sed 's/^/step /'
 echo "none $(srun -n1 -N1 --export=NONE "$PWD/show" SYNCTRAIN_TRANSPORT RANK)"
 echo "other $(srun -n1 -N1 --synctrain-transport=shm ./show SYNCTRAIN_TRANSPORT)"
@@ -185,7 +187,7 @@ sbatch --wait -w node1 --overcommit -o nested.out --wrap "./show SYNCTRAIN SLURM
 sbatch --wait -w node1 --overcommit --synctrain -o nested-asks.out --wrap "srun -n1 ./show SYNCTRAIN_TRANSPORT" > /dev/null
 SH
 )
-expect "nothing for the batch script" "batch - - - -" "$(grep ^batch <<< "$output" | xargs)"
+expect "nothing for the batch script" "batch - - - - 0" "$(grep ^batch <<< "$output" | xargs)"
 expect "srun in it is synctrain's" "step 0 tcp step 1 tcp" "$(grep ^step\  <<< "$output" | xargs)"
 expect "also with srun --export=NONE" "none tcp 0" "$(grep ^none <<< "$output" | xargs)"
 expect "srun's own option over the job's" "other shm" "$(grep ^other <<< "$output" | xargs)"
@@ -229,6 +231,7 @@ forged() {  # WHAT EXPECTED NAME=VALUE...: in a job that did not ask
 raw=SLURM_SPANK__SLURM_SPANK_OPTION_synctrain_synctrain_transport
 forged "raw options" "- -" "$raw=carrier-pigeon" "${raw%_transport}=/etc/passwd" _SLURM_SPANK_OPTION_synctrain_synctrain_transport=tcp
 expect "raw options outside a job" "- - " "$(as_user_home env "$raw=carrier-pigeon" _SLURM_SPANK_OPTION_synctrain_synctrain=x srun ./show SYNCTRAIN RANK)"
+expect "settings outside a job" "- - " "$(as_user_home env SLURM_SPANK_SYNCTRAIN=v1:algorithm=auto:transport=tcp:report=:directory=/ srun ./show SYNCTRAIN SLURM_SPANK_SYNCTRAIN)"
 expect "for sbatch" "- " "$(as_user_home env "$raw=carrier-pigeon" SLURM_SPANK_SYNCTRAIN=v1 sbatch --wait -Q -o forged.out --wrap './show SLURM_SPANK_SYNCTRAIN' && cat "$STATE/home/$ACCOUNT/forged.out")"
 forged "a carrier of another version" "- - srun: error: synctrain: SLURM_SPANK_SYNCTRAIN: seen v9:x, expected what this version of the plugin writes: ignored" SLURM_SPANK_SYNCTRAIN=v9:x
 forged "a carrier with a value that is none" "- - srun: error: synctrain: SLURM_SPANK_SYNCTRAIN: seen tree, not in this version (have auto, ring): ignored" \
