@@ -65,33 +65,38 @@ static int exit_code(enum st_status status)
 }
 
 /* Once on each rank that knows something of its own, and once in all when every rank knows the same. */
-static int failed(enum st_status status, bool agreed, uint32_t rank, uint32_t size)
+static int failed(struct comm *comm, enum st_status status, bool agreed)
 {
-	if (size == 1 || (agreed && rank == 0))
+	const int code = exit_code(status);
+	char printed = 0;
+
+	if (comm_size(comm) == 1 || (agreed && comm_rank(comm) == 0))
 		st_command_failed("train", (int)status);
 	else if (!agreed)
 		st_log(ST_LOG_ERROR, "%s", st_message());
-	return exit_code(status);
+	/* Some launchers end a job as soon as one of its ranks leaves with an error: nobody leaves before rank 0 has said why. */
+	if (agreed)
+		comm_decide(comm, &printed, sizeof printed);
+	return code;
 }
 
 /* status: how reading the arguments and the configuration went on this rank. */
 static int train(struct comm *comm, enum st_status status, const struct arguments *arguments, const struct train_config *config)
 {
-	const uint32_t rank = comm_rank(comm), size = comm_size(comm);
 	char speaker[128];
 	struct train_run *run = calloc(1, sizeof *run);
 	bool agreed = false;
 	int code = EX_OK;
 
-	if (size > 1) {
-		snprintf(speaker, sizeof speaker, "rank %u on %s", rank, comm_host(comm, rank));
+	if (comm_size(comm) > 1) {
+		snprintf(speaker, sizeof speaker, "rank %u on %s", comm_rank(comm), comm_host(comm, comm_rank(comm)));
 		st_log_set_speaker(speaker);
 	}
 	if (status == ST_OK && !run)
 		status = st_fail(ST_ERR_NOMEM, "no memory for a training run");
 	status = train_agree(comm, status, &agreed);
 	if (status != ST_OK) {
-		code = failed(status, agreed, rank, size);
+		code = failed(comm, status, agreed);
 		free(run);
 		return code;
 	}
@@ -99,7 +104,7 @@ static int train(struct comm *comm, enum st_status status, const struct argument
 	if (status == ST_OK)
 		status = train_loop(run);
 	if (status != ST_OK)
-		code = failed(status, run->agreed, rank, size);
+		code = failed(comm, status, run->agreed);
 	train_run_close(run);
 	free(run);
 	return code;
