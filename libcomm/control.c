@@ -190,7 +190,7 @@ static bool missing_child(struct control *control, uint32_t after, uint32_t *chi
 }
 
 /* A child that does not come may have died before it could: then nothing listens at its address any more. */
-static enum st_status probe_child(struct control *control, uint32_t child, uint8_t *refusals)
+static enum st_status probe_child(struct control *control, uint32_t child, unsigned *refusals)
 {
 	struct st_deadline deadline = st_deadline_in_ms(PROBE_EVERY_MS);
 	bool local = control_same_name(control, child);
@@ -208,7 +208,7 @@ static enum st_status probe_child(struct control *control, uint32_t child, uint8
 	if (status != ST_ERR_UNAVAILABLE)
 		refusals[child] = 0;
 	else
-		refusals[child] += refused_here ? REFUSALS_OF_THE_DEAD : 1;
+		refusals[child] += refused_here ? REFUSALS_OF_THE_DEAD : 1u;
 	if (refusals[child] < REFUSALS_OF_THE_DEAD)
 		return ST_OK;
 	return control_abort(control, child, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");
@@ -216,7 +216,7 @@ static enum st_status probe_child(struct control *control, uint32_t child, uint8
 
 static enum st_status wait_for_children(struct control *control, struct st_deadline *deadline)
 {
-	uint8_t *refusals = calloc(control->size, 1);
+	unsigned *refusals = calloc(control->size, sizeof *refusals);
 	struct st_deadline probe = st_deadline_in_ms(PROBE_EVERY_MS);
 	enum st_status status;
 	uint32_t child = 0;
