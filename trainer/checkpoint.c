@@ -36,6 +36,19 @@ static enum st_status join(char path[PATH_BYTES], const char *directory, const c
 	return ST_OK;
 }
 
+static void step_name(uint64_t step, char name[64])
+{
+	snprintf(name, 64, PREFIX "%08llu", (unsigned long long)step);
+}
+
+enum st_status train_checkpoint_path(const char *directory, uint64_t step, char path[PATH_BYTES])
+{
+	char name[64];
+
+	step_name(step, name);
+	return join(path, directory, name);
+}
+
 /* "step-00000200" -> 200; anything else, "step-200x" or a temporary name, is no checkpoint. */
 static int step_of_name(const char *name, uint64_t *step)
 {
@@ -293,12 +306,12 @@ static enum st_status prune(const char *directory, uint64_t step, uint64_t keep)
 }
 
 enum st_status train_checkpoint_write(const char *directory, const struct train_progress *progress, const struct train_identity *identity,
-				      const struct train_buffers *buffers, const char *config_json, uint64_t keep, char path[4096])
+				      const struct train_buffers *buffers, const char *config_json, uint64_t keep)
 {
 	char name[64], temporary_name[64], temporary[PATH_BYTES], final[PATH_BYTES];
 	enum st_status status;
 
-	snprintf(name, sizeof name, PREFIX "%08llu", (unsigned long long)progress->step);
+	step_name(progress->step, name);
 	snprintf(temporary_name, sizeof temporary_name, TEMPORARY "%.50s", name);
 	ST_TRY(join(temporary, directory, temporary_name));
 	ST_TRY(join(final, directory, name));
@@ -319,7 +332,6 @@ enum st_status train_checkpoint_write(const char *directory, const struct train_
 		return st_fail_copy(status, why);
 	}
 	ST_TRY(st_sync_directory(directory));
-	strcpy(path, final);
 	status = prune(directory, progress->step, keep);
 	if (status != ST_OK)
 		st_log(ST_LOG_WARN, "old checkpoints stay: %s", st_message());

@@ -53,13 +53,16 @@ struct train_buffers {
 	float *states[TRAIN_CHECKPOINT_MOST_STATES];
 };
 
+/* Where the checkpoint after STEP is, or would be. path: 4,096 bytes. ST_ERR_USAGE: it does not fit. */
+enum st_status train_checkpoint_path(const char *directory, uint64_t step, char path[4096]);
+
 /*
  * Writes one checkpoint, then removes older ones beyond the KEEP newest.  config_json: the run's configuration, stored as it is.
  * path: the checkpoint's directory.  On failure nothing has changed but for a temporary directory that the next write removes.
  * Called by one rank of one run: nobody else writes in DIRECTORY.
  */
 enum st_status train_checkpoint_write(const char *directory, const struct train_progress *progress, const struct train_identity *identity,
-				      const struct train_buffers *buffers, const char *config_json, uint64_t keep, char path[4096]);
+				      const struct train_buffers *buffers, const char *config_json, uint64_t keep);
 
 /*
  * The newest checkpoint in DIRECTORY whose manifest, sizes and SHA-256 are right; each newer one that is not is named in a warning.

@@ -210,6 +210,7 @@ static enum st_status resume(struct train_run *run)
 	run->progress = point.progress;
 	run->saved = true;
 	run->saved_at = point.progress.step;
+	ST_TRY(train_checkpoint_path(run->config->checkpoint.directory, run->saved_at, run->saved_path));
 	ST_TRY(send_buffer(run, run->buffers.parameters));
 	for (unsigned k = 0; k < run->buffers.state_count; k++)
 		ST_TRY(send_buffer(run, run->buffers.states[k]));
@@ -345,7 +346,6 @@ enum st_status train_run_save(struct train_run *run)
 {
 	const struct train_config *c = run->config;
 	enum st_status status = ST_OK;
-	char path[4096] = "";
 
 	if (!c->checkpoint.directory || (run->saved && run->saved_at == run->progress.step))
 		return ST_OK;
@@ -353,14 +353,14 @@ enum st_status train_run_save(struct train_run *run)
 	run->progress.epoch = run->progress.sequences / run->sequences;
 	if (run->rank == 0)
 		status = train_checkpoint_write(c->checkpoint.directory, &run->progress, &run->identity, &run->buffers, run->config_json,
-						(uint64_t)c->checkpoint.keep, path);
+						(uint64_t)c->checkpoint.keep);
 	status = train_agree_with_first(run->comm, status, &run->agreed);
 	run->met_ns = st_now_ns();
 	if (status == ST_OK) {
 		run->saved = true;
 		run->saved_at = run->progress.step;
-		strcpy(run->saved_path, path);
-		train_journal_say(&run->journal, "checkpoint %s", path);
+		ST_TRY(train_checkpoint_path(c->checkpoint.directory, run->saved_at, run->saved_path));
+		train_journal_say(&run->journal, "checkpoint %s", run->saved_path);
 		return ST_OK;
 	}
 	if (!run->agreed)

@@ -57,7 +57,7 @@ struct train_run {
 	char hash[33];                  /* their hash */
 	bool saved;                     /* a checkpoint was written or read; */
 	uint64_t saved_at;              /* after this step, */
-	char saved_path[4096];          /* here (rank 0) */
+	char saved_path[4096];          /* here */
 
 	struct train_journal journal;
 	struct train_records *records;  /* NULL: no report */

@@ -9,8 +9,8 @@
 #include "common/clock.h"
 
 static volatile sig_atomic_t noted;
-static int64_t limit_ns;    /* monotonic; INT64_MAX: none */
-static int64_t job_end_ns;  /* wall time */
+static int64_t limit_ns = INT64_MAX;   /* monotonic; INT64_MAX: none */
+static int64_t job_end_ns = INT64_MAX; /* wall time */
 static double limit_seconds;
 
 static void note(int number)

@@ -39,10 +39,9 @@ static void fill(float first)
 static enum st_status save(uint64_t step, uint64_t keep)
 {
 	struct train_progress progress = {.step = step, .epoch = 1, .sequences = step * 32, .updates = step, .skipped = 0};
-	char path[4096];
 
 	fill((float)step);
-	return train_checkpoint_write(temporary_path("run"), &progress, &identity, &buffers, "{\"steps\": 500}", keep, path);
+	return train_checkpoint_write(temporary_path("run"), &progress, &identity, &buffers, "{\"steps\": 500}", keep);
 }
 
 /* The step that a resume would start from; 0: none. */
