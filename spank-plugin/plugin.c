@@ -32,7 +32,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		submit_init(spank, &site, read_site(argc, argv));
 		break;
 	case S_CTX_REMOTE:
-		node_init(spank);
+		submit_register_options(spank);
 		break;
 	default: /* slurmd loads every plugin that has this hook: nothing to do there */
 		break;

@@ -30,6 +30,12 @@
 /* Registers the options and forgets what an outer job left in the environment. SITE_ERROR: NULL, or why the plugin is off. */
 void submit_init(spank_t spank, const struct opt_site *site, const char *site_error);
 
+/*
+ * For nodes too, where values are not used, because the carrier brings them: slurmstepd warns about each option that
+ * srun sends along and no plugin there has registered.
+ */
+void submit_register_options(spank_t spank);
+
 /* All options are known: settles the job's settings and sends them on, or ends the program with one line. */
 void submit_post_opt(spank_t spank);
 
@@ -37,9 +43,6 @@ void submit_post_opt(spank_t spank);
 void submit_step_created(spank_t spank);
 
 /* --- node.c --- */
-
-/* Registers the options, whose values are not used here: the carrier is. Without that, slurmstepd warns about each. */
-void node_init(spank_t spank);
 
 /*
  * Reads the step's settings from its environment, as hostile text, and puts the site's locks over them.  True: the step

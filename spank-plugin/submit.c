@@ -77,7 +77,7 @@ static int take_option(int key, const char *text, int remote)
 	return 0;
 }
 
-static void register_options(spank_t spank)
+void submit_register_options(spank_t spank)
 {
 	struct spank_option option = {"synctrain", "[FILE]",
 				      "train synchronously: site defaults, or the JSON profile FILE; any --synctrain option switches it on",
@@ -89,11 +89,6 @@ static void register_options(spank_t spank)
 					       1, key, take_option};
 		spank_option_register(spank, &option);
 	}
-}
-
-void node_init(spank_t spank)
-{
-	register_options(spank);
 }
 
 /* --- what an outer job left behind --- */
@@ -219,7 +214,7 @@ void submit_init(spank_t spank, const struct opt_site *the_site, const char *the
 {
 	site = the_site;
 	site_error = the_site_error;
-	register_options(spank);
+	submit_register_options(spank);
 	inherit();
 	if (!inherited)
 		unsetenv(OPT_CARRIER);
@@ -302,7 +297,7 @@ void submit_post_opt(spank_t spank)
 	forget_raw_options(spank);
 	if (is_srun() ? setenv(OPT_CARRIER, carrier, 1) != 0 : spank_job_control_setenv(spank, "SYNCTRAIN", carrier, 1) != ESPANK_SUCCESS)
 		refuse("the settings can't be sent to the nodes", "");
-	/* slurmstepd still needs the type from the step's environment; the task's file takes it out when it sees this. */
+	/* slurmstepd still needs the type from the step's environment; task.c takes it out when it sees this mark. */
 	if (mpi == MPI_OURS)
 		setenv(MPI_CARRIER, "1", 1);
 	if (mpi == MPI_MISSING)
