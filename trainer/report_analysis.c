@@ -198,9 +198,11 @@ static enum st_status choose_steps(struct work *work, const struct train_report_
 
 		for (end = begin + 1; end < set->count && set->records[end].step == number; end++)
 			;
+		/* Warm-up is what a launch did first, whether it was asked for or not. */
+		bool warmup = seen[launch]++ < options->warmup;
 		if (!use[launch] || number < options->first_step || number > options->last_step)
 			continue;
-		if (seen[launch]++ < options->warmup) {
+		if (warmup) {
 			report->warmup_steps++;
 			continue;
 		}
