@@ -18,7 +18,7 @@
 #include "plan.h"
 #include "transport.h"
 
-#define PLAN_CACHE 32
+#define PLAN_CACHE 64
 /* From here on results are written past the caches: they would push out more than they would serve. */
 #define STREAM_BYTES ((size_t)64 << 20)
 
@@ -382,10 +382,12 @@ void comm_memory_free(struct comm *comm, void *memory)
 	}
 }
 
-/* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. */
-static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, size_t element_bytes, struct engine_plan **bound)
+/* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
+static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, size_t element_bytes, struct engine_plan **bound,
+				bool *owned)
 {
 	struct cached_plan *oldest = NULL;
+	*owned = false;
 	comm->uses++;
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
@@ -400,17 +402,11 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 		if (!oldest || cached->last_use < oldest->last_use)
 			oldest = cached;
 	}
-	while (!oldest) {
-		/* Every plan is in use by some request: move until one is not. */
-		enum st_status status = engine_progress(comm->engine);
-		if (status != ST_OK && status != ST_PENDING)
-			return status;
-		for (size_t i = 0; i < PLAN_CACHE; i++)
-			if (!engine_plan_users(comm->plans[i].bound))
-				oldest = &comm->plans[i];
-	}
 	struct plan *plan;
 	ST_TRY(plan_build_ring(shape, &plan));
+	*owned = !oldest;
+	if (!oldest) /* so many in flight: this one lives as long as its request */
+		return engine_bind(comm->engine, plan, bound);
 	engine_unbind(oldest->bound);
 	oldest->bound = NULL;
 	ST_TRY(engine_bind(comm->engine, plan, &oldest->bound));
@@ -477,11 +473,12 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 		.mapped_out = comm->mapped_out,
 	};
 	struct engine_plan *bound;
+	bool owned;
 	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, element_bytes, &bound));
+	ST_TRY(find_plan(comm, &shape, element_bytes, &bound, &owned));
 	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
 						.op = (uint8_t)op};
-	return engine_submit(comm->engine, bound, in, out, element_bytes, signature, request);
+	return engine_submit(comm->engine, bound, owned, in, out, element_bytes, signature, request);
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,

@@ -27,6 +27,7 @@ struct engine_plan {
 	uint32_t *ends;        /* (step_count): LOOP: index of its END */
 	uint64_t quotient, remainder; /* of elements by blocks */
 	unsigned users;
+	bool owned; /* by its users: unbound with the last of them */
 };
 
 struct comm_request {
@@ -35,7 +36,7 @@ struct comm_request {
 	char *input, *output;
 	size_t element_bytes;
 	struct transport_signature signature;
-	bool started, done, abandoned;
+	bool started, done;
 	enum st_status status;
 };
 
@@ -70,6 +71,12 @@ struct engine {
 	struct comm_counters counters;
 };
 
+static void release_plan(struct engine_plan *bound)
+{
+	if (!--bound->users && bound->owned)
+		engine_unbind(bound);
+}
+
 enum st_status engine_create(const struct engine_options *options, struct engine **engine)
 {
 	struct engine *made = calloc(1, sizeof *made);
@@ -88,7 +95,7 @@ void engine_free(struct engine *engine)
 	while (engine->first) {
 		struct comm_request *request = engine->first;
 		engine->first = request->next;
-		request->bound->users--;
+		release_plan(request->bound);
 		free(request);
 	}
 	while (engine->spare) {
@@ -308,7 +315,8 @@ static void finish_first(struct engine *engine, enum st_status status)
 		engine->last = NULL;
 	request->done = true;
 	request->status = status;
-	request->bound->users--;
+	release_plan(request->bound);
+	request->bound = NULL;
 	engine->blocked = NULL;
 	engine->moves++;
 }
@@ -498,19 +506,24 @@ static enum st_status check_control(struct engine *engine)
 	return ST_OK;
 }
 
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, const void *input, void *output, size_t element_bytes,
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output, size_t element_bytes,
 			     struct transport_signature signature, struct comm_request **request)
 {
-	if (engine->failed != ST_OK)
-		return engine_failure(engine);
+	enum st_status status = engine_failure(engine);
 	struct comm_request *made = engine->spare;
-	if (made)
+	if (status == ST_OK && made)
 		engine->spare = made->next;
-	else if (!(made = malloc(sizeof *made)))
-		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	else if (status == ST_OK && !(made = malloc(sizeof *made)))
+		status = st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	if (status != ST_OK) {
+		if (owned)
+			engine_unbind(bound);
+		return status;
+	}
 	signature.sequence = ++engine->sequence;
 	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .element_bytes = element_bytes,
 				      .signature = signature};
+	bound->owned = owned;
 	bound->users++;
 	if (engine->last)
 		engine->last->next = made;
@@ -560,7 +573,7 @@ enum st_status engine_test(struct engine *engine, struct comm_request **request)
 
 static enum st_status sleep_once(struct engine *engine)
 {
-	const struct engine_plan *bound = engine->first->bound;
+	struct engine_plan *bound = engine->first->bound;
 	struct control *control = engine->options.control;
 	struct pollfd few[16], *fds = few;
 	if (bound->distinct_count + 1 > sizeof few / sizeof *few) {
@@ -568,6 +581,7 @@ static enum st_status sleep_once(struct engine *engine)
 		if (!fds)
 			return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	}
+	bound->users++; /* the request may end in the look */
 	for (uint32_t i = 0; i < bound->distinct_count; i++)
 		bound->distinct[i]->ops->arm(bound->distinct[i]);
 	enum st_status status = look(engine);
@@ -590,9 +604,11 @@ static enum st_status sleep_once(struct engine *engine)
 	}
 	for (uint32_t i = 0; i < bound->distinct_count; i++)
 		bound->distinct[i]->ops->disarm(bound->distinct[i]);
+	release_plan(bound);
 	if (fds != few)
 		free(fds);
-	return status;
+	/* Awake: this look also takes the wake-up away, lest the next sleep end at once. */
+	return status == ST_PENDING ? look(engine) : status;
 }
 
 static inline void pause_cpu(void)

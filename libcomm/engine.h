@@ -46,8 +46,9 @@ const struct plan *engine_plan_of(const struct engine_plan *bound);
 unsigned engine_plan_users(const struct engine_plan *bound); /* requests that still run it */
 void engine_unbind(struct engine_plan *bound); /* not while it has users; NULL is fine */
 
-/* Starts an operation behind those already issued. The signature's sequence is filled in by the engine. */
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, const void *input, void *output, size_t element_bytes,
+/* Starts an operation behind those already issued. owned: the request unbinds the plan when it is done, or at once on failure.  The
+ * signature's sequence is filled in by the engine. */
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output, size_t element_bytes,
 			     struct transport_signature signature, struct comm_request **request);
 
 /* As in comm.h. */

@@ -59,7 +59,7 @@ struct grant {
 struct shm_link {
 	struct link link;
 	int fd;
-	bool eof;
+	bool eof, armed;
 	unsigned slots, lines;
 	size_t slot_bytes, stride, segment_bytes;
 	struct segment *own, *theirs; /* own: the peer writes its puts here */
@@ -459,7 +459,8 @@ static enum st_status shm_progress(struct link *link)
 	struct shm_link *me = shm(link);
 	if (link->broken != ST_OK)
 		return transport_status(link);
-	if (me->quiet++ < SOCKET_EVERY)
+	/* A wake-up byte that comes after arm() must stay in the socket until the sleep: whoever sent it has cleared `asleep`. */
+	if (me->armed || me->quiet++ < SOCKET_EVERY)
 		return ST_OK;
 	me->quiet = 0;
 	char bytes[64];
@@ -494,14 +495,15 @@ static bool shm_wants_write(struct link *link)
 
 static void shm_arm(struct link *link)
 {
+	shm(link)->armed = true;
 	atomic_store_explicit(&shm(link)->own->asleep, 1, memory_order_seq_cst);
-	shm(link)->quiet = SOCKET_EVERY; /* the next progress looks at the socket, and takes old wake-up bytes away */
 }
 
 static void shm_disarm(struct link *link)
 {
+	shm(link)->armed = false;
 	atomic_store_explicit(&shm(link)->own->asleep, 0, memory_order_relaxed);
-	shm(link)->quiet = SOCKET_EVERY;
+	shm(link)->quiet = SOCKET_EVERY; /* the next progress takes the wake-up bytes away, or sees the end */
 }
 
 const struct transport_ops transport_shm = {
