@@ -57,7 +57,7 @@ P
 echo "ok    the same losses, digit for digit"
 
 echo "--- straggler"
-job=$(submit checkpoint.resume=never checkpoint.every=0 steps=30 debug.delay.rank=5 debug.delay.milliseconds=120)
+job=$(submit checkpoint.directory=slow steps=30 debug.delay.rank=5 debug.delay.milliseconds=120)
 expect "the job completes" COMPLETED "$(wait_job "$job" 120)"
 report=$(as_user_home synctrain report "run/report-$job")
 expect_match "the verdict names the slow rank" 'verdict:.*(rank 5|node3)' "$report"

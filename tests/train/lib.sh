@@ -24,11 +24,19 @@ cat >tiny.json <<'END'
 }
 END
 
-# train N KEY=VALUE...: N ranks on this machine; output in "out". Returns the job's exit code.
-train() {
-	local ranks=$1
+# ranks N COMMAND...: N ranks on this machine, as if on $nodes nodes.
+nodes=1
+ranks() {
+	local count=$1
 	shift
-	synctrain run -n "$ranks" synctrain train tiny.json "$@" >out 2>&1
+	synctrain run -n "$count" --nodes "$nodes" --no-prefix "$@"
+}
+
+# train N KEY=VALUE...: output in "out". Returns the job's exit code.
+train() {
+	local count=$1
+	shift
+	ranks "$count" synctrain train tiny.json "$@" >out 2>&1
 }
 well() { "$@" || { local code=$?; cat out; fail "$* exited with $code"; }; }
 

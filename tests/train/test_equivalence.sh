@@ -4,10 +4,10 @@
 
 # Gradients of one step for one rank with one micro-batch of the whole batch, and for several ranks and micro-batches.
 gradients() { # NAME STEP KEY=VALUE...
-	local name=$1 step=$2 ranks micro
+	local name=$1 step=$2 ranks micro nodes
 	shift 2
-	for shape in "1 16" "1 4" "2 4" "4 4" "8 2"; do
-		read -r ranks micro <<<"$shape"
+	for shape in "1 16 1" "1 4 1" "2 4 1" "4 4 2" "8 2 1"; do
+		read -r ranks micro nodes <<<"$shape"
 		[ -d start ] && { rm -rf run && cp -r start run; }
 		well train "$ranks" batch.micro="$micro" debug.dump_gradients.file="$name-$ranks-$micro" debug.dump_gradients.step="$step" \
 			steps="$step" optimizer.schedule_steps=200 "$@"

@@ -15,13 +15,13 @@ stopped() { # WHAT
 
 # A signal to one rank only, rank 2: the others learn of it by the vote.
 cat >rank.sh <<'END'
-[ "${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-0}}" = 2 ] && echo $$ >rank2.pid
+[ "$RANK" = 2 ] && echo $$ >rank2.pid
 exec synctrain train "$@"
 END
 for signal in USR1 TERM; do
 	rm -rf run log rank2.pid
 	# shellcheck disable=SC2086
-	synctrain run -n 4 bash rank.sh tiny.json steps=100 checkpoint.directory=run log.file=log $slow >out 2>&1 &
+	ranks 4 bash rank.sh tiny.json steps=100 checkpoint.directory=run log.file=log $slow >out 2>&1 &
 	job=$!
 	for _ in $(seq 300); do
 		grep -q '"step":10,' log 2>/dev/null && break
