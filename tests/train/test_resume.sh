@@ -57,6 +57,7 @@ well train 4 $common checkpoint.directory=cut checkpoint.keep=9 log.file=four.lo
 says 'was written by 8 ranks with'
 compare --whole cut/step-00000060/model.safetensors whole/step-00000060/model.safetensors 1e-4 || fail "another world, another model"
 
+nodes=1
 # What can't be continued is refused by key; a checkpoint in the way of a new run, too.
 exits 78 train 1 steps=70 checkpoint.directory=cut model.layers=3
 says 'model.layers: seen 3, expected 2 as in the checkpoint cut/step-00000060'
