@@ -174,6 +174,35 @@ static void run_init(struct stage *stage)
 		PMIX_VALUE_RELEASE(value);
 }
 
+/* A fence that ended without everybody: names the first rank whose record did not come. */
+static void incomplete(struct stage *stage, pmix_status_t fence)
+{
+	for (uint32_t r = 0; r < stage->size; r++) {
+		pmix_value_t *seen = NULL;
+		pmix_proc_t proc;
+		pmix_info_t info[2];
+		bool yes = true;
+		int seconds = 1;
+		PMIX_LOAD_PROCID(&proc, stage->me.nspace, r);
+		PMIX_INFO_LOAD(&info[0], PMIX_IMMEDIATE, &yes, PMIX_BOOL); /* asks the server, which does not wait for the rank */
+		PMIX_INFO_LOAD(&info[1], PMIX_TIMEOUT, &seconds, PMIX_INT);
+		pmix_status_t code = PMIx_Get(&proc, RECORD_KEY, info, 2, &seen);
+		PMIX_INFO_DESTRUCT(&info[0]);
+		PMIX_INFO_DESTRUCT(&info[1]);
+		if (seen && seen->type == PMIX_BYTE_OBJECT && seen->data.bo.bytes)
+			st_wipe(seen->data.bo.bytes, seen->data.bo.size);
+		if (seen)
+			PMIX_VALUE_RELEASE(seen);
+		if (code == PMIX_SUCCESS)
+			continue;
+		char what[96];
+		snprintf(what, sizeof what, "rank %u ended before the first exchange: PMIx_Fence", r);
+		stage_failed(stage, ST_ERR_UNAVAILABLE, what, fence);
+		return;
+	}
+	stage_failed(stage, ST_ERR_UNAVAILABLE, "PMIx_Fence of the first exchange", fence);
+}
+
 static void run_exchange(struct stage *stage)
 {
 	pmix_value_t value, *seen = NULL;
@@ -200,7 +229,7 @@ static void run_exchange(struct stage *stage)
 	code = PMIx_Fence(&proc, 1, &info, 1);
 	PMIX_INFO_DESTRUCT(&info);
 	if (code != PMIX_SUCCESS) {
-		stage_failed(stage, ST_ERR_UNAVAILABLE, "PMIx_Fence of the first exchange", code);
+		incomplete(stage, code);
 		return;
 	}
 	for (uint32_t r = 0; r < stage->size; r++) {
@@ -246,7 +275,7 @@ static enum st_status exchange(struct bootstrap *public, const void *mine, size_
 		status = st_fail(ST_ERR_NOMEM, "no memory for %u records of %zu bytes", public->size, bytes);
 	} else {
 		memcpy(stage->mine, mine, bytes);
-		status = stage_run(stage, timeout_ms, "the first exchange (PMIx_Fence): a rank has not come, or its node does not answer: it");
+		status = stage_run(stage, timeout_ms, "PMIx_Fence of the first exchange (a rank has not come)");
 		bootstrap->stuck = status == ST_ERR_TIMEOUT;
 		if (status == ST_OK)
 			memcpy(all, stage->all, public->size * bytes);
