@@ -13,8 +13,12 @@
 #include "control.h"
 #include "reduce.h"
 
-/* A wait spins so long (data that is on its way comes within microseconds), then yields so long, then sleeps. */
+/*
+ * A wait spins (data that is on its way comes within microseconds), then yields, then sleeps.  How long it spins adapts: halved when data
+ * came only after yielding, because the peer may need this very core, doubled when it came while spinning.
+ */
 #define SPIN_NS (20 * INT64_C(1000))
+#define SPIN_LEAST_NS INT64_C(500)
 #define YIELD_NS (500 * INT64_C(1000))
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
@@ -65,6 +69,7 @@ struct engine {
 	int64_t still_since; /* 0: not set */
 	struct st_deadline arrival;
 	bool announced, second_chance;
+	int64_t spin_ns;
 
 	enum st_status failed;
 	char why[1024];
@@ -84,6 +89,7 @@ enum st_status engine_create(const struct engine_options *options, struct engine
 		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	made->options = *options;
 	made->sum = reduce_sum_f32_best();
+	made->spin_ns = options->crowded ? 0 : SPIN_NS;
 	*engine = made;
 	return ST_OK;
 }
@@ -618,6 +624,15 @@ static inline void pause_cpu(void)
 #endif
 }
 
+static void adapt_spin(struct engine *engine, bool yielded)
+{
+	engine->spin_ns = yielded ? engine->spin_ns / 2 : engine->spin_ns * 2;
+	if (engine->spin_ns < SPIN_LEAST_NS)
+		engine->spin_ns = SPIN_LEAST_NS;
+	if (engine->spin_ns > SPIN_NS)
+		engine->spin_ns = SPIN_NS;
+}
+
 enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 {
 	enum st_status status = ST_OK;
@@ -627,13 +642,17 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		began = st_now_ns();
 		status = look(engine);
 	}
+	bool yielded = false;
 	for (unsigned turn = 1; !(*request)->done; turn++) {
 		if (engine->moves != moves || !still) {
+			if (still && !engine->options.crowded)
+				adapt_spin(engine, yielded);
 			moves = engine->moves;
 			still = st_now_ns();
+			yielded = false;
 			engine->still_since = 0;
 		}
-		if (!engine->options.crowded && turn % 16) {
+		if (engine->spin_ns && !yielded && turn % 8) {
 			pause_cpu();
 			status = look(engine);
 			continue;
@@ -642,10 +661,11 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		if (status != ST_OK)
 			break;
 		int64_t waited = st_now_ns() - still;
-		if (!engine->options.crowded && waited < SPIN_NS) {
+		if (waited < engine->spin_ns) {
 			status = look(engine);
 			continue;
 		}
+		yielded = true;
 		status = check_stillness(engine);
 		if (status != ST_OK)
 			break;
@@ -658,6 +678,8 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 				status = fail_all(engine, status);
 		}
 	}
+	if (still && !engine->options.crowded)
+		adapt_spin(engine, yielded);
 	if (began)
 		engine->counters.blocked_ns += st_now_ns() - began;
 	enum st_status own = collect(engine, request);
