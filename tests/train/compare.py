@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """compare.py [--whole] A.safetensors B.safetensors MOST: relative L2 difference |a - b| / |b|, the largest of any tensor or that of all tensors
-as one vector; exits 1 above MOST."""
+as one vector; exits 1 above MOST.
+compare.py --distance A.safetensors B.safetensors: prints |a - b|, all tensors as one vector."""
 import array
 import json
 import math
@@ -23,8 +24,8 @@ def load(path):
     return tensors
 
 
-whole = sys.argv[1] == "--whole"
-first, second, most = sys.argv[-3:]
+whole, distance = sys.argv[1] == "--whole", sys.argv[1] == "--distance"
+first, second, most = sys.argv[2:] + ["0"] if distance else sys.argv[-3:]
 a, b, most = load(first), load(second), float(most)
 if set(a) != set(b) or not a:
     sys.exit(f"other tensors: {sorted(set(a) ^ set(b))}")
@@ -37,6 +38,9 @@ for name in b:
     relative = math.sqrt(difference / size) if size else (math.inf if difference else 0.0)
     if not relative <= worst:
         worst, where = relative, name
+if distance:
+    print(math.sqrt(differences))
+    sys.exit(0)
 if whole:
     worst, where = math.sqrt(differences / sizes), f"all tensors; one alone: {worst:.3g}, {where}"
 print(f"{first} {second}: at most {worst:.3g} ({where}), allowed {most:g}")

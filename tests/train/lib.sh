@@ -49,7 +49,7 @@ exits() {
 }
 says() { grep -qE -- "$1" out || { cat out; fail "the output lacks: $1"; }; }
 
-# losses FILE: "step loss" of each step, all digits; a step that was done again after a resume counts as it was last.
+# losses FILE: "step loss norm learning-rate" of each step, all digits; a step that was done again after a resume counts as it was last.
 losses() {
 	python3 -c '
 import json, sys
@@ -57,7 +57,7 @@ steps = {}
 for line in open(sys.argv[1]):
     entry = json.loads(line)
     if "step" in entry:
-        steps[entry["step"]] = repr(entry["loss"])
+        steps[entry["step"]] = entry
 for step in sorted(steps):
-    print(step, steps[step])' "$1"
+    print(step, *(repr(steps[step][key]) for key in ("loss", "norm", "learning_rate")))' "$1"
 }

@@ -38,6 +38,17 @@ compare --whole adamw-4/step-00000050/model.safetensors adamw-1/step-00000050/mo
 losses adamw-4.log | awk 'NR == 1 {first = $2} {last = $2} END {printf "AdamW: loss %.3f -> %.3f\n", first, last; exit !(last < 0.8 * first)}' ||
 	fail "the loss fell by less than 20 %"
 
+# Clipping by the global norm: a step of SGD is then learning rate x clip_norm long, whatever the gradient and the number of ranks.
+for ranks in 1 4; do
+	for rate in 0 0.5; do
+		rm -rf "clip-$rate"
+		well train "$ranks" batch.micro=4 steps=1 optimizer.kind=sgd optimizer.learning_rate=$rate optimizer.minimum_rate=0 \
+			optimizer.weight_decay=0 optimizer.clip_norm=0.25 checkpoint.directory="clip-$rate"
+	done
+	compare --distance clip-0.5/step-00000001/model.safetensors clip-0/step-00000001/model.safetensors |
+		awk '{print "a clipped step is " $1 " long"; exit !($1 > 0.12499 && $1 < 0.12501)}' || fail "clipping: expected 0.5 x 0.25 = 0.125"
+done
+
 # Same world, same bits: two runs end with the same hash and the same losses.
 well train 4 steps=20 log.file=a.log
 first=$(grep -o 'hash [0-9a-f]*' out)
