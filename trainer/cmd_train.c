@@ -100,6 +100,8 @@ static int train(struct comm *comm, enum st_status status, const struct argument
 		free(run);
 		return code;
 	}
+	/* From here on a signal means: stop with a checkpoint. Before, while ranks are still looking for each other, it ends the process. */
+	train_stop_watch(config->time_limit.seconds, config->time_limit.margin);
 	status = train_run_open(comm, config, arguments->config, run);
 	if (status == ST_OK)
 		status = train_loop(run);
@@ -137,7 +139,6 @@ int cmd_train(int argc, char **argv)
 		code = status == ST_OK ? EX_OK : st_command_failed("train", (int)status);
 		goto free_config;
 	}
-	train_stop_watch(config.time_limit.seconds, config.time_limit.margin);
 	/* A rank whose configuration is wrong still joins, to say so to the others, which would wait for it otherwise. */
 	char problem[1024];
 	snprintf(problem, sizeof problem, "%s", status == ST_OK ? "" : st_message());

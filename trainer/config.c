@@ -242,6 +242,9 @@ static enum st_status check(const struct train_config *c, const char *name)
 	if (!c->checkpoint.directory && (c->checkpoint.every || c->checkpoint.resume == TRAIN_RESUME_MUST))
 		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.directory: seen nothing, expected a directory because checkpoint.%s is set", name,
 			       c->checkpoint.every ? "every" : "resume");
+	if (c->time_limit.seconds > 0 && c->time_limit.margin >= c->time_limit.seconds)
+		return st_fail(ST_ERR_CONFIG, "%s: time_limit.margin: seen %g, expected less than time_limit.seconds = %g", name,
+			       c->time_limit.margin, c->time_limit.seconds);
 	return ST_OK;
 }
 

@@ -267,6 +267,17 @@ static enum st_status stop_early(struct train_run *run, const struct train_tally
 		       saved ? "checkpoint " : "nothing was saved, checkpoint.directory is not set", saved ? run->saved_path : "");
 }
 
+static void say_traffic(struct train_run *run)
+{
+	struct comm_counters counters;
+
+	if (run->size == 1)
+		return;
+	comm_counters_read(run->comm, &counters);
+	train_journal_say(&run->journal, "rank 0 sent %.1f MB through shared memory and %.1f MB through tcp", (double)counters.shm_bytes / 1e6,
+			  (double)counters.tcp_bytes / 1e6);
+}
+
 enum st_status train_loop(struct train_run *run)
 {
 	const struct train_config *c = run->config;
@@ -292,6 +303,7 @@ enum st_status train_loop(struct train_run *run)
 	ST_TRY(train_run_compare(run));
 	ST_TRY(train_run_save(run));
 	train_journal_say(&run->journal, "replicas identical: hash %s (%u %s)", run->hash, run->size, run->size == 1 ? "rank" : "ranks");
+	say_traffic(run);
 	if (*run->report)
 		train_journal_say(&run->journal, "report %s (synctrain report %s)", run->report, run->report);
 	return ST_OK;

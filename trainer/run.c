@@ -238,7 +238,9 @@ static void say_start(struct train_run *run)
 	const struct train_config *c = run->config;
 	const struct train_dataset_info *info = train_dataset_info(run->dataset);
 	struct train_journal *journal = &run->journal;
+	struct comm_options options;
 	char ranks[128] = "";
+	const char *transport = "";
 	uint32_t nodes = 0, per_node = 0;
 
 	for (uint32_t rank = 0; rank < run->size; rank++) {
@@ -254,6 +256,11 @@ static void say_start(struct train_run *run)
 	}
 	snprintf(ranks, sizeof ranks, "%u %s on %u %s (at most %u on one)", run->size, run->size == 1 ? "rank" : "ranks", nodes,
 		 nodes == 1 ? "node" : "nodes", per_node);
+	/* The same environment that the communicator was made from. */
+	if (run->size > 1 && comm_options_init(&options) == ST_OK)
+		transport = !(options.transports & COMM_TRANSPORT_SHM) || per_node == 1 ? ", tcp"
+			    : nodes == 1						? ", shared memory"
+										: ", shared memory in nodes and tcp between them";
 	train_journal_say(journal, "model | %lld layers, %lld heads, %lld channels, context %lld, vocabulary %lld | %zu parameters",
 			  (long long)c->model.layers, (long long)c->model.heads, (long long)c->model.channels, (long long)c->model.context,
 			  (long long)c->model.vocabulary, run->parameters);
@@ -263,8 +270,9 @@ static void say_start(struct train_run *run)
 	train_journal_say(journal, "batch | %lld sequences = %llu micro-batches of %lld, %llu of them on each rank | %s", (long long)c->batch.global,
 			  (unsigned long long)run->micro_batches, (long long)c->batch.micro, (unsigned long long)run->my_micro,
 			  run->identity.optimizer);
-	train_journal_say(journal, "world | %s | %d %s each, %s | %zu gradient buckets", ranks, train_threads(),
-			  train_threads() == 1 ? "thread" : "threads", train_isa(), train_buckets_count(run->buckets));
+	train_journal_say(journal, "world | %s%s | %d %s each, %s | %zu gradient %s", ranks, transport, train_threads(),
+			  train_threads() == 1 ? "thread" : "threads", train_isa(), train_buckets_count(run->buckets),
+			  train_buckets_count(run->buckets) == 1 ? "bucket" : "buckets");
 	if (run->saved)
 		train_journal_say(journal, "resume | after step %llu, from %s", (unsigned long long)run->progress.step, run->saved_path);
 	train_journal_start(journal, run->progress.step, run->size);

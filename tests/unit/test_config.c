@@ -95,6 +95,7 @@ int main(void)
 	refused_value("optimizer.momentum=0.9", ": optimizer.momentum: seen 0.9, expected 0 with optimizer.kind adamw (beta1 is its momentum)");
 	refused_value("checkpoint.every=5", ": checkpoint.directory: seen nothing, expected a directory because checkpoint.every is set");
 	refused_value("checkpoint.resume=must", ": checkpoint.directory: seen nothing, expected a directory because checkpoint.resume is set");
+	refused_value("time_limit.seconds=60", ": time_limit.margin: seen 60, expected less than time_limit.seconds = 60");
 	refused_value("steps=0", "command line: steps: seen 0, expected an integer from 1 to 9.007199255e+15");
 	refused_value("model.hiden=0", "command line: model.hiden: unknown key, expected one of: vocabulary, context, layers, heads, channels");
 
