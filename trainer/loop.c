@@ -267,15 +267,30 @@ static enum st_status stop_early(struct train_run *run, const struct train_tally
 		       saved ? "checkpoint " : "nothing was saved, checkpoint.directory is not set", saved ? run->saved_path : "");
 }
 
-static void say_traffic(struct train_run *run)
+/* Collective. */
+static enum st_status say_traffic(struct train_run *run)
 {
 	struct comm_counters counters;
+	uint64_t mine[2], shm = 0, tcp = 0, (*all)[2];
 
 	if (run->size == 1)
-		return;
+		return ST_OK;
+	all = calloc(run->size, sizeof *all);
+	if (!all)
+		return train_run_give_up(run, st_fail(ST_ERR_NOMEM, "no memory for the counters of %u ranks", run->size));
 	comm_counters_read(run->comm, &counters);
-	train_journal_say(&run->journal, "rank 0 sent %.1f MB through shared memory and %.1f MB through tcp", (double)counters.shm_bytes / 1e6,
-			  (double)counters.tcp_bytes / 1e6);
+	mine[0] = counters.shm_bytes;
+	mine[1] = counters.tcp_bytes;
+	enum st_status status = comm_collect(run->comm, mine, sizeof mine, all);
+	for (uint32_t rank = 0; rank < run->size && status == ST_OK; rank++) {
+		shm += all[rank][0];
+		tcp += all[rank][1];
+	}
+	free(all);
+	ST_TRY(status);
+	train_journal_say(&run->journal, "ranks sent each other %.1f MB through shared memory and %.1f MB through tcp", (double)shm / 1e6,
+			  (double)tcp / 1e6);
+	return ST_OK;
 }
 
 enum st_status train_loop(struct train_run *run)
@@ -303,7 +318,7 @@ enum st_status train_loop(struct train_run *run)
 	ST_TRY(train_run_compare(run));
 	ST_TRY(train_run_save(run));
 	train_journal_say(&run->journal, "replicas identical: hash %s (%u %s)", run->hash, run->size, run->size == 1 ? "rank" : "ranks");
-	say_traffic(run);
+	ST_TRY(say_traffic(run));
 	if (*run->report)
 		train_journal_say(&run->journal, "report %s (synctrain report %s)", run->report, run->report);
 	return ST_OK;

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/command.h"
 #include "libcomm/bootstrap.h"
 #include "libcomm/comm.h"
@@ -125,6 +126,38 @@ static void buckets_sum(struct comm *comm)
 	CHECK_OK(train_buckets_finish(buckets));
 	CHECK(train_buckets_not_finite(buckets) == (rank == size - 1 ? 1234 : SIZE_MAX), "rank %u: %zu", rank,
 	      train_buckets_not_finite(buckets));
+	train_buckets_free(buckets);
+	comm_memory_free(comm, memory);
+}
+
+/* Communication does not wait for the end of backward: what is complete is summed while the rest is still being computed. */
+static void buckets_start_early(struct comm *comm)
+{
+	const size_t count = 4096;
+	struct train_buckets *buckets;
+	struct comm_counters before, now;
+	void *memory;
+	size_t started = 0, offset, size;
+
+	CHECK_OK(comm_memory_alloc(comm, count * sizeof(float), &memory));
+	memset(memory, 0, count * sizeof(float));
+	CHECK_OK(train_buckets_create(comm, memory, count, 1024, &buckets));
+	for (size_t i = 0; i < train_buckets_count(buckets); i++) {
+		train_buckets_range(buckets, i, &offset, &size);
+		started += offset >= count / 2;
+	}
+	comm_counters_read(comm, &before);
+	train_buckets_begin(buckets);
+	train_buckets_completed(buckets, count / 2, count / 2);
+	const int64_t end = st_now_ns() + 20 * ST_NS_PER_S;
+	do {
+		train_buckets_completed(buckets, count / 2, 0); /* the next layers: nothing new is complete */
+		comm_counters_read(comm, &now);
+	} while (now.operations - before.operations < started && st_now_ns() < end);
+	CHECK(started >= 8 && now.operations - before.operations == started, "%llu of %zu buckets before the end of backward",
+	      (unsigned long long)(now.operations - before.operations), started);
+	train_buckets_completed(buckets, 0, count / 2);
+	CHECK_OK(train_buckets_finish(buckets));
 	train_buckets_free(buckets);
 	comm_memory_free(comm, memory);
 }
@@ -290,6 +323,7 @@ int main(void)
 	const uint32_t worlds[] = {1, 2, 4};
 	for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
 		with_ranks(worlds[i], buckets_sum);
+		with_ranks(worlds[i], buckets_start_early);
 		with_ranks(worlds[i], votes_are_counted);
 	}
 	with_ranks(3, verdicts_are_shared);
