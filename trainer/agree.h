@@ -22,7 +22,7 @@ enum st_status train_agree(struct comm *comm, enum st_status mine, bool *agreed)
 /* Rank 0 says how something went that it alone did; all return its status and message. */
 enum st_status train_agree_with_first(struct comm *comm, enum st_status mine, bool *agreed);
 
-/* All ranks hold the same BYTES (at most 64) at MINE, called WHAT ("configuration"); else ST_ERR_MISMATCH names a rank that differs from rank 0. */
+/* All ranks hold the same BYTES (at most 64) at MINE, called WHAT ("configuration"); else ST_ERR_MISMATCH names one that differs from rank 0. */
 enum st_status train_agree_same(struct comm *comm, const void *mine, size_t bytes, const char *what, bool *agreed);
 
 #endif

@@ -59,8 +59,8 @@ static void number(struct train_journal *journal, const char *key, double value)
 		fprintf(journal->file, ",\"%s\":null", key);
 }
 
-void train_journal_step(struct train_journal *journal, uint64_t step, double loss, double norm, double rate, int64_t step_ns, double tokens_per_s,
-			int skipped)
+void train_journal_step(struct train_journal *journal, uint64_t step, double loss, double norm, double rate, int64_t step_ns,
+			double tokens_per_s, int skipped)
 {
 	if (!journal->file)
 		return;

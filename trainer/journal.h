@@ -24,8 +24,8 @@ void train_journal_close(struct train_journal *journal);
 void train_journal_say(struct train_journal *journal, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* One JSON line. Not a number and infinity become null, which JSON has instead. */
-void train_journal_step(struct train_journal *journal, uint64_t step, double loss, double norm, double rate, int64_t step_ns, double tokens_per_s,
-			int skipped);
+void train_journal_step(struct train_journal *journal, uint64_t step, double loss, double norm, double rate, int64_t step_ns,
+			double tokens_per_s, int skipped);
 void train_journal_validation(struct train_journal *journal, uint64_t step, double loss);
 void train_journal_start(struct train_journal *journal, uint64_t step, uint32_t ranks);
 void train_journal_replicas(struct train_journal *journal, uint64_t step, const char *hash);
