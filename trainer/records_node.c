@@ -39,7 +39,7 @@ struct message {
 /* A rank of the writer's node, as the writer knows it. */
 struct neighbour {
 	uint32_t rank;
-	bool seen, last; /* has sent something; has said that nothing more will come */
+	bool last; /* has said that nothing more will come */
 };
 
 struct train_records {
@@ -251,7 +251,6 @@ static bool receive(struct train_records *records, int64_t now_ns)
 			sender = &records->neighbours[i];
 	if (!sender)
 		return true;
-	sender->seen = true;
 	sender->last = sender->last || message->header.last;
 	records_sink_dropped(records->sink, sender->rank, message->header.dropped, now_ns);
 	for (size_t i = 0; i < message->header.count; i++) {
@@ -281,7 +280,7 @@ static bool gather(struct train_records *records, int64_t now_ns)
 static bool neighbours_are_done(const struct train_records *records)
 {
 	for (size_t i = 0; i < records->neighbour_count; i++)
-		if (records->neighbours[i].seen && !records->neighbours[i].last)
+		if (!records->neighbours[i].last)
 			return false;
 	return true;
 }
@@ -419,8 +418,6 @@ void train_records_start(struct train_records *records, const char *socket_name)
 			       strerror(errno));
 			return;
 		}
-		/* So that the writer waits for our end. When its socket is full now, our first records do as well. */
-		send_message(records, 0, false);
 	}
 	records->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	records->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

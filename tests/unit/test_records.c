@@ -792,6 +792,15 @@ static void test_hostile_contents_are_counted_and_skipped(void)
 	image_block(&image, RECORDS_STEPS, 1, &good, sizeof good);
 	expect_damage(&image, 1, 1, "4294967295 bytes at byte 0");
 
+	/* No larger than a block may be, but larger than the file. */
+	image_session(&image, 1, 1, "job", 4, runs, 1);
+	((struct records_block *)image.data)->bytes = 50000000;
+	expect_damage(&image, 0, 1, "a block of 50000000 bytes");
+
+	/* Ranks that are listed again and again would make a small file costly. */
+	image_session(&image, 1, 1, "job", 2, (struct train_hosts[]){{0, 2, "a"}, {0, 2, "b"}}, 2);
+	expect_damage(&image, 0, 1, "ranks out of range");
+
 	image_session(&image, 1, 1, "job", TRAIN_RANKS_MAX + 1, runs, 1);
 	image_block(&image, RECORDS_STEPS, 1, &good, sizeof good);
 	expect_damage(&image, 0, 2, "1048577 ranks");
