@@ -1,0 +1,819 @@
+/*
+ * The verifier refuses plans that are broken on purpose.
+ *
+ * Every plan of many shapes is changed in every small way: a step lost, doubled, swapped, a wait or grant moved, a flush weakened, a slot
+ * used again too early, a wrong block, chunk, channel, space, loop count or guard.  The verifier must refuse the mutant, or it must
+ * be harmless: then an adversary runs it many times with random timing, in which puts read their sources as late and write
+ * their targets as early as the rules allow, and every result must be right.  The adversary shares no code with the verifier and counts exactly.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcomm/plan.h"
+
+#define MAX_RANKS 9
+#define CHECK(x)                                                                                           \
+	do {                                                                                               \
+		if (!(x)) {                                                                                \
+			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
+			exit(1);                                                                           \
+		}                                                                                          \
+	} while (0)
+
+static uint64_t state = 88172645463325252u;
+static uint32_t draw(uint32_t n)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return (uint32_t)(state >> 20) % n;
+}
+
+/* ---- the adversary ---------------------------------------------------------------------------------------------------- */
+
+struct value {
+	uint32_t what; /* block and chunk; GARBAGE */
+	uint8_t count[MAX_RANKS];
+};
+#define GARBAGE UINT32_MAX
+#define REPEATS 2
+
+struct message {
+	struct value *from, *to; /* from NULL: `data` is already it */
+	struct value data;
+	uint64_t elements, granted;
+	int stage; /* 0 put, 1 source read, 2 target half written, 3 landed */
+};
+
+struct adversary_wire {
+	struct message *messages;
+	size_t grants, puts, flushed, landed, waited, room;
+};
+
+struct adversary_rank {
+	const struct plan *plan;
+	struct value *input, *output, *slots;
+	struct value *buffers[2 * REPEATS];
+	struct adversary_wire *wires[32];
+	uint32_t at;
+	unsigned depth, repeat;
+	uint64_t vars[PLAN_MAX_DEPTH];
+	uint32_t loops[PLAN_MAX_DEPTH];
+	bool done;
+};
+
+static bool trouble; /* something that the engine would report or that can't be right */
+
+static struct value *cell(struct adversary_rank *rank, const struct plan_operand *operand, uint64_t *elements)
+{
+	const struct plan *plan = rank->plan;
+	uint32_t block = plan_operand_block(plan, operand, rank->vars);
+	uint64_t chunk = plan_operand_chunk(plan, operand, rank->vars), offset;
+	plan_chunk_range(plan, block, chunk, &offset, elements);
+	if (operand->space == PLAN_SCRATCH)
+		return &rank->slots[operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)];
+	if ((operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output) && block != plan->rank && *elements)
+		trouble = true; /* would be outside of the buffer */
+	return &(operand->space == PLAN_INPUT ? rank->input : rank->output)[block * plan->chunks + chunk];
+}
+
+static struct value add(struct value a, struct value b)
+{
+	if (a.what != b.what)
+		a.what = GARBAGE;
+	for (int r = 0; r < MAX_RANKS; r++)
+		a.count[r] = (uint8_t)(a.count[r] + b.count[r]);
+	return a;
+}
+
+static struct value combine(struct adversary_rank *rank, const struct plan_step *step, uint64_t *elements)
+{
+	struct value sum = *cell(rank, &step->sources[0], elements);
+	for (unsigned s = 1; s < step->source_count; s++) {
+		uint64_t length;
+		sum = add(sum, *cell(rank, &step->sources[s], &length));
+		if (length != *elements)
+			trouble = true;
+	}
+	return sum;
+}
+
+static void begin_operation(struct adversary_rank *rank)
+{
+	const struct plan *plan = rank->plan;
+	size_t cells = plan->blocks * plan->chunks;
+	rank->input = rank->buffers[2 * rank->repeat];
+	rank->output = plan->in_place ? rank->input : rank->buffers[2 * rank->repeat + 1];
+	for (size_t i = 0; i < cells; i++) {
+		rank->output[i] = rank->input[i] = (struct value){.what = GARBAGE};
+		bool mine = plan->collective == PLAN_BROADCAST ? plan->rank == plan->root
+			    : plan->compact_input             ? i / plan->chunks == plan->rank
+							      : true;
+		if (mine) {
+			rank->input[i].what = (uint32_t)i;
+			rank->input[i].count[plan->rank] = 1;
+		}
+	}
+}
+
+static void end_operation(struct adversary_rank *rank)
+{
+	const struct plan *plan = rank->plan;
+	for (uint32_t block = 0; block < plan->blocks; block++)
+		for (uint64_t chunk = 0; chunk < plan->chunks; chunk++) {
+			uint64_t offset, elements;
+			plan_chunk_range(plan, block, chunk, &offset, &elements);
+			if (!elements && plan->collective != PLAN_BARRIER)
+				continue;
+			if (plan->compact_output && block != plan->rank)
+				continue;
+			const struct value *got = &rank->output[block * plan->chunks + chunk];
+			if (got->what != block * plan->chunks + chunk)
+				trouble = true;
+			for (uint32_t r = 0; r < plan->size; r++) {
+				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
+					      : plan->collective == PLAN_ALL_GATHER || plan->collective == PLAN_BARRIER ? r == block
+														 : true;
+				if (got->count[r] != wanted)
+					trouble = true;
+			}
+		}
+	/* The caller uses its buffers for something else now. */
+	for (size_t i = 0; i < plan->blocks * plan->chunks; i++)
+		rank->input[i].what = rank->output[i].what = GARBAGE;
+}
+
+/* Moves the oldest message that is not there yet by one stage. */
+static bool carry(struct adversary_wire *wire)
+{
+	if (wire->landed == wire->puts)
+		return false;
+	struct message *message = &wire->messages[wire->landed];
+	switch (message->stage++) {
+	case 0:
+		if (message->from)
+			message->data = *message->from;
+		break;
+	case 1: message->to->what = GARBAGE; break;
+	default:
+		*message->to = message->data;
+		wire->landed++;
+		break;
+	}
+	return true;
+}
+
+static bool advance(struct adversary_rank *rank)
+{
+	const struct plan *plan = rank->plan;
+	if (rank->done)
+		return false;
+	if (rank->at == plan->step_count) {
+		end_operation(rank);
+		rank->at = 0;
+		if (++rank->repeat == REPEATS)
+			rank->done = true;
+		else
+			begin_operation(rank);
+		return true;
+	}
+	const struct plan_step *step = &plan->steps[rank->at];
+	struct adversary_wire *wire = step->kind <= PLAN_WAIT ? rank->wires[step->channel] : NULL;
+	uint64_t elements;
+	if (step->kind == PLAN_LOOP) {
+		rank->loops[rank->depth] = rank->at;
+		rank->vars[rank->depth++] = 0;
+		if (!step->count) {
+			rank->depth--;
+			for (unsigned open = 0;; rank->at++) {
+				open += plan->steps[rank->at].kind == PLAN_LOOP;
+				open -= plan->steps[rank->at].kind == PLAN_END;
+				if (!open)
+					break;
+			}
+		}
+		rank->at++;
+		return true;
+	}
+	if (step->kind == PLAN_END) {
+		if (++rank->vars[rank->depth - 1] < plan->steps[rank->loops[rank->depth - 1]].count) {
+			rank->at = rank->loops[rank->depth - 1] + 1;
+		} else {
+			rank->vars[--rank->depth] = 0;
+			rank->at++;
+		}
+		return true;
+	}
+	if (plan_affine_value(&step->guard, rank->vars) < 0) {
+		rank->at++;
+		return true;
+	}
+	struct message *message;
+	switch (step->kind) {
+	case PLAN_READY:
+		if (wire->grants == wire->room) {
+			wire->room = wire->room ? 2 * wire->room : 32;
+			wire->messages = realloc(wire->messages, wire->room * sizeof *wire->messages);
+			CHECK(wire->messages);
+		}
+		message = &wire->messages[wire->grants++];
+		memset(message, 0, sizeof *message);
+		message->to = cell(rank, &step->destination, &message->granted);
+		break;
+	case PLAN_PUT:
+		if (wire->puts == wire->grants)
+			return false;
+		message = &wire->messages[wire->puts++];
+		if (plan->channels[step->channel].mapped) {
+			message->data = combine(rank, step, &message->elements);
+			*message->to = message->data;
+			if (step->keep) {
+				*cell(rank, &step->destination, &elements) = message->data;
+				if (elements != message->elements)
+					trouble = true;
+			}
+		} else {
+			message->from = cell(rank, &step->sources[0], &message->elements);
+		}
+		if (message->elements != message->granted)
+			trouble = true;
+		break;
+	case PLAN_FLUSH:
+		/* As late as possible: sources are read one by one until few enough are left. */
+		if (!plan->channels[step->channel].mapped)
+			for (size_t i = 0; i < wire->puts && wire->puts - i > step->count; i++)
+				if (wire->messages[i].stage == 0)
+					return false;
+		break;
+	case PLAN_WAIT:
+		if (wire->landed == wire->waited)
+			return false;
+		wire->waited++;
+		break;
+	case PLAN_REDUCE:
+	case PLAN_COPY: {
+		struct value sum = combine(rank, step, &elements);
+		uint64_t length;
+		*cell(rank, &step->destination, &length) = sum;
+		if (length != elements)
+			trouble = true;
+		break;
+	}
+	default: break;
+	}
+	rank->at++;
+	return true;
+}
+
+/* One run with random timing. True when everything came out right. */
+static bool survives(const struct plan *const *plans, uint32_t size)
+{
+	static struct adversary_rank ranks[MAX_RANKS];
+	struct adversary_wire *all[MAX_RANKS * 4];
+	size_t wire_count = 0;
+	trouble = false;
+	memset(ranks, 0, sizeof ranks);
+	for (uint32_t r = 0; r < size; r++) {
+		const struct plan *plan = plans[r];
+		ranks[r].plan = plan;
+		for (int i = 0; i < 2 * REPEATS; i++)
+			CHECK(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks, sizeof(struct value)));
+		CHECK(ranks[r].slots = calloc(plan->channel_count * plan->slots + 1, sizeof(struct value)));
+		for (uint32_t i = 0; i < plan->channel_count * plan->slots; i++)
+			ranks[r].slots[i].what = GARBAGE;
+		begin_operation(&ranks[r]);
+		for (uint32_t i = 0; i < plan->channel_count; i++)
+			if (plan->channels[i].outgoing) {
+				CHECK(all[wire_count] = calloc(1, sizeof *all[0]));
+				ranks[r].wires[i] = all[wire_count++];
+			}
+	}
+	for (uint32_t r = 0; r < size; r++)
+		for (uint32_t i = 0; i < plans[r]->channel_count; i++) {
+			const struct plan *peer = plans[plans[r]->channels[i].peer];
+			for (uint32_t k = 0; !plans[r]->channels[i].outgoing && k < peer->channel_count; k++)
+				if (peer->channels[k].outgoing && peer->channels[k].peer == r && peer->channels[k].index == plans[r]->channels[i].index)
+					ranks[r].wires[i] = ranks[peer->rank].wires[k];
+			if (!ranks[r].wires[i] && !plans[r]->channels[i].outgoing)
+				trouble = true;
+		}
+	/* Some ranks are fast and some slow, and so are wires; who is which changes from run to run. */
+	uint32_t rank_weight = 1 + draw(8), wire_weight = 1 + draw(8), favourite = draw(size), slow = draw(4) ? draw(size) : size;
+	unsigned idle = 0;
+	for (;;) {
+		uint32_t left = 0;
+		for (uint32_t r = 0; r < size; r++)
+			left += !ranks[r].done;
+		if (!left || trouble)
+			break;
+		bool moved = false;
+		if (draw(rank_weight + wire_weight) < rank_weight || !wire_count) {
+			uint32_t r = draw(3) ? draw(size) : favourite;
+			if (r != slow || idle > 50 || !draw(40))
+				moved = advance(&ranks[r]);
+		} else {
+			moved = carry(all[draw((uint32_t)wire_count)]);
+		}
+		idle = moved ? 0 : idle + 1;
+		if (idle > 300) {
+			/* Nobody by chance: nobody at all? */
+			for (size_t w = 0; w < wire_count; w++)
+				moved |= carry(all[w]);
+			for (uint32_t r = 0; r < size; r++)
+				moved |= advance(&ranks[r]);
+			if (!moved)
+				trouble = true; /* deadlock */
+		}
+	}
+	for (size_t w = 0; w < wire_count; w++) {
+		if (all[w]->grants != all[w]->puts || all[w]->puts != all[w]->waited)
+			trouble = true;
+		free(all[w]->messages);
+		free(all[w]);
+	}
+	for (uint32_t r = 0; r < size; r++) {
+		for (int i = 0; i < 2 * REPEATS; i++)
+			free(ranks[r].buffers[i]);
+		free(ranks[r].slots);
+	}
+	return !trouble;
+}
+
+/* ---- mutants ------------------------------------------------------------------------------------------------------------ */
+
+enum mutation {
+	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
+	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, MUTATIONS
+};
+static const char *const mutation_names[MUTATIONS] = {
+	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
+	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
+	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped"};
+
+static struct {
+	unsigned long refused, accepted;
+} tally[MUTATIONS];
+
+static bool same_step(const struct plan_step *a, const struct plan_step *b)
+{
+	return !memcmp(a, b, sizeof *a);
+}
+
+static struct plan_operand *operand_of(struct plan_step *step, unsigned which)
+{
+	bool to = step->kind == PLAN_READY || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY || (step->kind == PLAN_PUT && step->keep);
+	if (to && !which--)
+		return &step->destination;
+	return which < step->source_count ? &step->sources[which] : NULL;
+}
+
+static void move_step(struct plan *plan, uint32_t from, uint32_t to)
+{
+	struct plan_step step = plan->steps[from];
+	if (from > to)
+		memmove(&plan->steps[to + 1], &plan->steps[to], (from - to) * sizeof step);
+	else
+		memmove(&plan->steps[from], &plan->steps[from + 1], (to - from) * sizeof step);
+	plan->steps[to] = step;
+}
+
+/* False when the mutation does not apply here or changes nothing. */
+static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsigned which)
+{
+	struct plan_step *step = &plan->steps[at], copy = *step;
+	struct plan_operand *operand = operand_of(step, which);
+	static const struct plan_affine always;
+	bool guarded = memcmp(&step->guard, &always, sizeof always);
+	bool loop = step->kind == PLAN_LOOP || step->kind == PLAN_END;
+	uint32_t start = at, end = at;
+	switch (mutation) {
+	case DROP:
+		if (which)
+			return false;
+		move_step(plan, at, plan->step_count - 1);
+		plan->step_count--;
+		return true;
+	case DOUBLE:
+		if (which || !plan_add_step(plan, PLAN_END))
+			return false;
+		plan->steps[plan->step_count - 1] = copy;
+		move_step(plan, plan->step_count - 1, at);
+		return true;
+	case SWAP:
+		if (which || at + 1 >= plan->step_count || same_step(step, step + 1))
+			return false;
+		move_step(plan, at, at + 1);
+		return true;
+	case TO_BODY_START:
+	case TO_BODY_END:
+		if (which || loop)
+			return false;
+		if (mutation == TO_BODY_START ? step->kind != PLAN_WAIT && step->kind != PLAN_PUT && step->kind != PLAN_FLUSH
+					      : step->kind != PLAN_READY && step->kind != PLAN_FLUSH)
+			return false;
+		while (start > 0 && plan->steps[start - 1].kind != PLAN_LOOP && plan->steps[start - 1].kind != PLAN_END)
+			start--;
+		while (end + 1 < plan->step_count && plan->steps[end + 1].kind != PLAN_LOOP && plan->steps[end + 1].kind != PLAN_END)
+			end++;
+		end = mutation == TO_BODY_START ? start : end;
+		if (end == at || end + 1 == at || end == at + 1) /* those are swaps */
+			return false;
+		move_step(plan, at, end);
+		return true;
+	case FLUSH_WEAKER:
+		if (which || step->kind != PLAN_FLUSH)
+			return false;
+		step->count++;
+		return true;
+	case SLOTS_FEWER:
+		if (which || at || plan->slots < 2)
+			return false;
+		for (uint32_t i = 0; i < plan->step_count; i++)
+			for (unsigned o = 0; operand_of(&plan->steps[i], o); o++)
+				if (operand_of(&plan->steps[i], o)->space == PLAN_SCRATCH) {
+					plan->slots--;
+					return true;
+				}
+		return false;
+	case SLOT_SHIFTED:
+		if (!operand || operand->space != PLAN_SCRATCH || plan->slots < 2)
+			return false;
+		operand->slot.base++;
+		return true;
+	case SLOT_STRIDE:
+		if (!operand || operand->space != PLAN_SCRATCH || plan->slots < 2)
+			return false;
+		for (int d = PLAN_MAX_DEPTH - 1; d >= 0; d--)
+			if (operand->slot.v[d]) {
+				operand->slot.v[d]--;
+				return true;
+			}
+		return false;
+	case WRONG_BLOCK:
+		if (!operand || plan->blocks < 2)
+			return false;
+		operand->block.first.base++;
+		return true;
+	case WRONG_CHUNK:
+		if (!operand || plan->chunks < 2)
+			return false;
+		operand->chunk.base++;
+		return true;
+	case WRONG_CHANNEL:
+		if (which || loop || plan->channel_count < 2 || step->kind > PLAN_WAIT)
+			return false;
+		step->channel = (uint16_t)((step->channel + 1) % plan->channel_count);
+		return true;
+	case WRONG_SPACE:
+		if (!operand || plan->in_place)
+			return false;
+		operand->space = operand->space == PLAN_INPUT ? PLAN_OUTPUT : PLAN_INPUT;
+		return true;
+	case LOOP_LONGER:
+		if (which || step->kind != PLAN_LOOP)
+			return false;
+		step->count++;
+		return true;
+	case LOOP_SHORTER:
+		if (which || step->kind != PLAN_LOOP || !step->count)
+			return false;
+		step->count--;
+		return true;
+	case GUARD_GONE:
+		if (which || !guarded)
+			return false;
+		step->guard = always;
+		return true;
+	case GUARD_LATER:
+		if (which || !guarded)
+			return false;
+		step->guard.base++;
+		return true;
+	case GUARD_EARLIER:
+		if (which || !guarded)
+			return false;
+		step->guard.base--;
+		return true;
+	case KEEP_GONE:
+		if (which || step->kind != PLAN_PUT || !step->keep)
+			return false;
+		step->keep = false;
+		return true;
+	case MUTATIONS: break;
+	}
+	return false;
+}
+
+/*
+ * A number for what a plan does: its steps as they run, indices resolved, without flushes that change nothing.  A mutant with the same
+ * number is the same program written differently (a stride in a loop of one, a slot's block of the same length).
+ */
+static uint64_t behaviour(const struct plan *plan)
+{
+	static struct adversary_rank rank;
+	uint64_t hash = 1, unflushed[32] = {0};
+	memset(&rank, 0, sizeof rank);
+	rank.plan = plan;
+	while (rank.at < plan->step_count) {
+		const struct plan_step *step = &plan->steps[rank.at];
+		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || plan_affine_value(&step->guard, rank.vars) < 0) {
+			CHECK(advance(&rank));
+			continue;
+		}
+		rank.at++;
+		if (step->kind == PLAN_PUT)
+			unflushed[step->channel]++;
+		if (step->kind == PLAN_FLUSH) {
+			if (unflushed[step->channel] <= step->count || plan->channels[step->channel].mapped)
+				continue;
+			unflushed[step->channel] = step->count;
+			hash = hash * 31 + step->count;
+		}
+		hash = (hash ^ step->kind) * UINT64_C(0x9e3779b97f4a7c15) + step->keep;
+		hash = (hash ^ (step->kind <= PLAN_WAIT ? step->channel : 0)) * UINT64_C(0xbf58476d1ce4e5b9);
+		for (unsigned o = 0; operand_of((struct plan_step *)(uintptr_t)step, o); o++) {
+			const struct plan_operand *operand = operand_of((struct plan_step *)(uintptr_t)step, o);
+			uint32_t block = plan_operand_block(plan, operand, rank.vars);
+			uint64_t chunk = plan_operand_chunk(plan, operand, rank.vars), offset, elements, place;
+			plan_chunk_range(plan, block, chunk, &offset, &elements);
+			if (operand->space == PLAN_SCRATCH)
+				place = UINT64_C(1) << 40 | (uint64_t)operand->channel << 32 | plan_operand_slot(plan, operand, rank.vars);
+			else
+				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
+			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
+			hash ^= hash >> 29;
+		}
+	}
+	return hash;
+}
+
+static unsigned long same_behaviour;
+static struct plan *plans[MAX_RANKS];
+static unsigned long adversary_runs, refused_tried, refused_wrong;
+
+static void build(struct plan_shape shape, unsigned mapped)
+{
+	for (uint32_t p = 0; p < shape.size; p++) {
+		shape.rank = p;
+		shape.mapped_out = mapped == 1 || (mapped == 2 && p % 2);
+		shape.mapped_in = mapped == 1 || (mapped == 2 && (p + shape.size - 1) % shape.size % 2);
+		CHECK(plan_build_ring(&shape, &plans[p]) == ST_OK);
+	}
+}
+
+static void free_plans(uint32_t size)
+{
+	for (uint32_t p = 0; p < size; p++)
+		plan_free(plans[p]);
+}
+
+static void show(const struct plan *plan)
+{
+	static char text[1 << 16];
+	plan_print(plan, text, sizeof text);
+	fputs(text, stderr);
+}
+
+static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
+{
+	const struct plan *const *view = (const struct plan *const *)plans;
+	struct plan *original = plans[victim];
+	const uint64_t unchanged = behaviour(original);
+	CHECK(plan_verify(view, size, REPEATS) == ST_OK);
+	for (unsigned i = 0; i < runs; i++)
+		if (!survives(view, size)) {
+			fprintf(stderr, "a right plan fails with the adversary\n");
+			exit(1);
+		}
+	for (int mutation = 0; mutation < MUTATIONS; mutation++)
+		for (uint32_t at = 0; at < original->step_count; at++)
+			for (unsigned which = 0; which < 3; which++) {
+				struct plan *mutant = plan_clone(original);
+				CHECK(mutant);
+				if (!mutate(mutant, (enum mutation)mutation, at, which)) {
+					plan_free(mutant);
+					continue;
+				}
+				bool malformed = plan_check(mutant) != ST_OK;
+				if (!malformed && mutant->slots == original->slots && behaviour(mutant) == unchanged) {
+					same_behaviour++;
+					plan_free(mutant);
+					continue;
+				}
+				plans[victim] = mutant;
+				enum st_status status = plan_verify(view, size, REPEATS);
+				if (status == ST_OK) {
+					tally[mutation].accepted++;
+					for (unsigned i = 0; i < runs; i++, adversary_runs++)
+						if (malformed || !survives(view, size)) {
+							fprintf(stderr, "ACCEPTED AND WRONG: %s, rank %" PRIu32 " of %" PRIu32 ", step %" PRIu32 ", operand %u\n",
+								mutation_names[mutation], victim, size, at, which);
+							show(original);
+							exit(1);
+						}
+				} else {
+					CHECK(status == ST_ERR_INTERNAL && strstr(st_message(), "rank"));
+					tally[mutation].refused++;
+					/* The adversary is one: it finds most of the refused mutants wrong by itself. */
+					if (!malformed && tally[mutation].refused % 16 == 0) {
+						bool wrong = false;
+						for (unsigned i = 0; i < 4 && !wrong; i++)
+							wrong = !survives(view, size);
+						refused_tried++;
+						refused_wrong += wrong;
+					}
+				}
+				plans[victim] = original;
+				plan_free(mutant);
+			}
+}
+
+static void every_mutant(void)
+{
+	for (uint32_t size = 1; size <= MAX_RANKS; size++)
+		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++)
+			for (uint32_t chunks = 1; chunks <= 3; chunks++)
+				for (uint32_t slots = 1; slots <= 4; slots++)
+					for (unsigned variant = 0; variant < 6; variant++) {
+						if (slots < 2 && collective != PLAN_BROADCAST)
+							continue;
+						/* A sample of the combinations, each appearing for some size; all of them in the long form. */
+						const char *all = getenv("LONG");
+						if (!(all && *all) && size > 1 && (size + chunks + slots + variant) % (size > 4 ? 6 : 2))
+							continue;
+						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
+									   .chunk_elements = 16, .in_place = variant & 1,
+									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2};
+						if (collective == PLAN_BROADCAST)
+							shape.elements = 16 * chunks;
+						else if (collective != PLAN_ALLREDUCE)
+							shape.elements = shape.elements / size * size;
+						if (collective == PLAN_BARRIER)
+							shape.elements = 0;
+						build(shape, variant / 2);
+						for (uint32_t victim = 0; victim < size; victim++)
+							if (size <= 3 || victim == (chunks + slots + variant) % size)
+								try_mutants(size, victim, 5);
+						free_plans(size);
+					}
+}
+
+/* ---- mutants that must be refused, each for its reason ----------------------------------------------------------------------- */
+
+static struct plan *mutant_of(struct plan_shape shape, unsigned mapped, uint32_t victim)
+{
+	build(shape, mapped);
+	return plans[victim];
+}
+
+static uint32_t find(const struct plan *plan, enum plan_step_kind kind, unsigned number)
+{
+	for (uint32_t i = 0; i < plan->step_count; i++)
+		if (plan->steps[i].kind == kind && !number--)
+			return i;
+	CHECK(!"no such step");
+	return 0;
+}
+
+static void must_refuse(uint32_t size, const char *what, const char *reason)
+{
+	enum st_status status = plan_verify((const struct plan *const *)plans, size, REPEATS);
+	if (status != ST_ERR_INTERNAL || !strstr(st_message(), reason)) {
+		fprintf(stderr, "%s: expected to be refused because '%s', got '%s'\n", what, reason, status == ST_OK ? "accepted" : st_message());
+		show(plans[0]);
+		exit(1);
+	}
+	free_plans(size);
+}
+
+static void known_faults(void)
+{
+	const struct plan_shape sum = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
+	const struct plan_shape cast = {.collective = PLAN_BROADCAST, .size = 4, .slots = 2, .chunk_elements = 16, .elements = 16 * 8};
+	struct plan_shape in_place = sum;
+	in_place.in_place = true;
+	struct plan *plan;
+
+	plan = mutant_of(sum, 0, 1);
+	mutate(plan, DROP, find(plan, PLAN_FLUSH, 0), 0);
+	must_refuse(4, "slot granted while it is still being put", "is granted while it is still being put");
+
+	plan = mutant_of(sum, 0, 1);
+	plan->step_count--; /* the last flush */
+	must_refuse(4, "last flush lost", "were not flushed");
+
+	plan = mutant_of(in_place, 0, 2);
+	for (uint32_t i = 0; i < plan->step_count; i++)
+		if (plan->steps[i].kind == PLAN_FLUSH && i + 1 < plan->step_count)
+			plan->steps[i].count += 100;
+	must_refuse(4, "in place without waiting for the first puts", "is granted while it is still being put");
+
+	plan = mutant_of(sum, 1, 0);
+	mutate(plan, DROP, find(plan, PLAN_READY, 0), 0);
+	must_refuse(4, "a grant lost", "");
+
+	plan = mutant_of(sum, 1, 0);
+	mutate(plan, DOUBLE, find(plan, PLAN_READY, 0), 0);
+	must_refuse(4, "a grant doubled", "is granted twice");
+
+	plan = mutant_of(sum, 1, 3);
+	mutate(plan, DROP, find(plan, PLAN_WAIT, 0), 0);
+	must_refuse(4, "a wait lost", "is read while it is granted away");
+
+	plan = mutant_of(sum, 1, 3);
+	mutate(plan, WRONG_BLOCK, find(plan, PLAN_PUT, 1), 1);
+	must_refuse(4, "a wrong block reduced", "does not hold every input exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "added twice", "exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, DROP, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "not added", "exactly once");
+
+	plan = mutant_of(sum, 1, 0);
+	for (uint32_t i = 0; i < plan->step_count; i++)
+		for (unsigned o = 0; operand_of(&plan->steps[i], o); o++)
+			if (operand_of(&plan->steps[i], o)->space == PLAN_SCRATCH) {
+				struct plan_affine *slot = &operand_of(&plan->steps[i], o)->slot;
+				memset(slot, 0, sizeof *slot);
+			}
+	must_refuse(4, "one slot for all", "is granted twice");
+
+	/* As many chunks in flight as slots: everybody waits for the slot that the next rank frees only later. */
+	mutant_of(sum, 1, 0);
+	for (uint32_t r = 0; r < 4; r++)
+		plans[r]->slots = 2;
+	must_refuse(4, "slots used up", "");
+
+	plan = mutant_of(sum, 1, 0);
+	plan->channels[1].index = 3;
+	must_refuse(4, "a channel that leads nowhere", "has no other end");
+
+	plan = mutant_of(sum, 1, 0);
+	plan->channels[0].mapped = plan->channels[1].mapped = false;
+	must_refuse(4, "mapped at one end", "");
+
+	plan = mutant_of(cast, 0, 2);
+	mutate(plan, SWAP, find(plan, PLAN_WAIT, 0), 0);
+	must_refuse(4, "passed on before it came", "is read while it is granted away");
+
+	plan = mutant_of(cast, 1, 1);
+	mutate(plan, GUARD_GONE, find(plan, PLAN_READY, 1), 0);
+	must_refuse(4, "grants that nobody uses", "");
+
+	/* Equal lengths: only the contents tell. */
+	plan = mutant_of(cast, 0, 1);
+	for (uint32_t i = 0; i < plan->step_count; i++)
+		if (plan->steps[i].kind == PLAN_READY)
+			plan->steps[i].destination.chunk.base++;
+	must_refuse(4, "lands in another chunk's place", "");
+
+	struct plan_shape uneven = sum;
+	uneven.elements = 4 * 9 + 1;
+	plan = mutant_of(uneven, 1, 2);
+	mutate(plan, WRONG_BLOCK, find(plan, PLAN_READY, 0), 0);
+	must_refuse(4, "a grant of another length", "are granted");
+
+	plan = mutant_of(sum, 1, 0);
+	mutate(plan, LOOP_LONGER, find(plan, PLAN_LOOP, 2), 0);
+	must_refuse(4, "a round too many", "");
+
+	/* Two ranks that each wait for the other. */
+	const struct plan_shape pair = {.collective = PLAN_ALLREDUCE, .size = 2, .slots = 2, .chunk_elements = 16, .elements = 32};
+	build(pair, 1);
+	for (uint32_t r = 0; r < 2; r++) {
+		uint32_t wait = find(plans[r], PLAN_WAIT, 0);
+		struct plan_step step = plans[r]->steps[wait];
+		plan_add_step(plans[r], PLAN_WAIT);
+		plans[r]->steps[plans[r]->step_count - 1] = step;
+		move_step(plans[r], plans[r]->step_count - 1, find(plans[r], PLAN_PUT, 0));
+	}
+	must_refuse(2, "waits in a circle", "deadlock");
+}
+
+int main(void)
+{
+	known_faults();
+	every_mutant();
+	unsigned long refused = 0, accepted = 0;
+	printf("%-52s %10s %10s\n", "mutation", "refused", "harmless");
+	for (int m = 0; m < MUTATIONS; m++) {
+		printf("%-52s %10lu %10lu\n", mutation_names[m], tally[m].refused, tally[m].accepted);
+		refused += tally[m].refused;
+		accepted += tally[m].accepted;
+		CHECK(tally[m].refused); /* every kind of mutation was there, and seen */
+	}
+	printf("%-52s %10lu %10lu (%.1f %%), each right in all of its runs, %lu together\n", "all", refused, accepted,
+	       100.0 * (double)accepted / (double)(refused + accepted), adversary_runs);
+	printf("of %lu refused ones the adversary found %lu wrong by itself\n", refused_tried, refused_wrong);
+	printf("%lu more were the same program written differently\n", same_behaviour);
+	/* Harmless ones are steps that may as well come in another order; of all others there are few. */
+	unsigned long order = tally[SWAP].accepted + tally[TO_BODY_START].accepted + tally[TO_BODY_END].accepted;
+	CHECK((accepted - order) * 20 < refused);
+	CHECK(refused_wrong * 10 > refused_tried * 7);
+	return 0;
+}
