@@ -49,7 +49,7 @@ struct train_report_rank {
 	size_t host;                /* index into hosts */
 	size_t steps;               /* with a record */
 	struct train_report_spread of[TRAIN_REPORT_QUANTITIES];
-	double runqueue_share;      /* of busy time: runnable, not running */
+	double runqueue_share;      /* of its step time, over which it is counted: runnable, not running */
 	double cpu_ns;              /* sum */
 	bool judged;                /* has records of at least half of the judged steps */
 	double busy_ns;             /* x above: median over judged steps */
@@ -106,7 +106,8 @@ struct train_report {
 	char *evidence;                     /* lines ending in '\n', "" when there are none */
 };
 
-/* set stays the caller's and must outlive the report. ST_ERR_DATA: no step is left to look at; ST_ERR_USAGE: no such launch; ST_ERR_NOMEM. */
+/* set stays the caller's and must outlive the report, where it is. ST_ERR_DATA: no step is left to look at; ST_ERR_USAGE: no such
+ * launch; ST_ERR_NOMEM. */
 enum st_status train_report_make(const struct train_record_set *set, const struct train_report_options *options,
 				 struct train_report *report);
 void train_report_free(struct train_report *report);

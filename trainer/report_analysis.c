@@ -387,7 +387,7 @@ static void describe_rank(struct work *work, struct train_report_rank *rank, con
 {
 	const struct train_record *records = work->set->records;
 	struct train_report *report = work->report;
-	double busy = 0, runqueue = 0;
+	double time = 0, runqueue = 0;
 	size_t judged = 0, in_window = 0;
 	unsigned window = 0;
 	int64_t *columns[TRAIN_REPORT_QUANTITIES];
@@ -424,12 +424,12 @@ static void describe_rank(struct work *work, struct train_report_rank *rank, con
 
 		for (int q = 0; q < TRAIN_REPORT_QUANTITIES; q++)
 			columns[q][i] = quantity(record, q);
-		busy += (double)columns[TRAIN_REPORT_BUSY][i];
+		time += (double)record->step_ns;
 		runqueue += (double)record->runqueue_ns;
 		rank->cpu_ns += (double)record->cpu_ns;
 	}
 	rank->steps = n;
-	rank->runqueue_share = busy > 0 ? runqueue / busy : 0;
+	rank->runqueue_share = time > 0 ? runqueue / time : 0;
 	for (int q = 0; q < TRAIN_REPORT_QUANTITIES; q++)
 		rank->of[q] = spread(columns[q], n);
 }

@@ -19,9 +19,11 @@
  *   tokens_per_s, first_loss, last_loss, drift_ratio
  *   phases                {NAME: SPREAD}, all ranks; NAME: data forward backward exposed wait optimizer gate checkpoint other busy step;
  *                         SPREAD: {mean_ns, p50_ns, p95_ns, max_ns}
- *   hosts                 [{host, ranks: [rank], busy_p50_ns, ratio, slowest_share, saving_ns, saving_share, flagged, flagged_ranks}], by rank
+ *   hosts                 [{host, ranks: [rank], busy_p50_ns, ratio, slowest_share, saving_ns, saving_share, flagged,
+ *                         flagged_ranks}], by rank
  *   ranks                 [{rank, host, steps, judged, busy_median_ns, ratio, z, slowest_share, saving_ns, runqueue_share, cpu_ns,
- *                         windows, windows_slow, flagged, phases: {NAME: SPREAD}}], by rank
+ *                         windows, windows_slow, flagged, phases: {NAME: SPREAD}}], by rank;
+ *                         runqueue_share: part of its step time in which a rank was runnable and did not run
  */
 #include <json-c/json.h>
 #include <math.h>

@@ -8,7 +8,7 @@
 #define SIDES_RATIO 1.10      /* two ranks or hosts that differ by more are worth a word */
 #define UNEVEN_SHARE 0.10     /* of step time lost without a straggler */
 #define PASSING_SHARE 0.03
-#define RUNQUEUE_FLAGGED 0.05 /* of busy time, for a flagged rank */
+#define RUNQUEUE_FLAGGED 0.05 /* of step time, for a flagged rank */
 #define RUNQUEUE_ANY 0.10
 #define DRIFT_RATIO 1.15
 #define STEPS_MIN 4u
@@ -288,31 +288,35 @@ static void say_missing_ranks(FILE *out, const struct train_report *report)
 	fprintf(out, ": %s not judged\n", report->launch->ranks - report->rank_count == 1 ? "it was" : "they were");
 }
 
-/* Which phase makes a slow rank slow: computing points to a GPU or cores, reading to storage. */
-static void say_slow_phase(FILE *out, const struct train_report *report, size_t index, double *values)
+/* Which busy phase makes a slow rank slow: computing points to a GPU or cores, reading to storage. part: of all its extra time. */
+struct slow_phase {
+	int phase;
+	double part, extra_ns;
+};
+
+static struct slow_phase find_slow_phase(const struct train_report *report, size_t index)
 {
-	double extra[TRAIN_PHASE_BACKWARD + 1], sum = 0;
-	int worst = TRAIN_PHASE_DATA;
+	struct slow_phase slow = {.phase = TRAIN_PHASE_DATA};
+	double sum = 0;
 
 	for (int p = TRAIN_PHASE_DATA; p <= TRAIN_PHASE_BACKWARD; p++) {
+		double others = 0, extra;
 		size_t n = 0;
 
 		for (size_t r = 0; r < report->rank_count; r++)
-			if (!report->ranks[r].flagged)
-				values[n++] = report->ranks[r].of[p].mean_ns;
-		double others = 0;
-		for (size_t i = 0; i < n; i++)
-			others += values[i] / (double)n;
-		extra[p] = fmax(0, report->ranks[index].of[p].mean_ns - others);
-		sum += extra[p];
-		if (extra[p] > extra[worst])
-			worst = p;
+			if (!report->ranks[r].flagged) {
+				others += report->ranks[r].of[p].mean_ns;
+				n++;
+			}
+		extra = n ? fmax(0, report->ranks[index].of[p].mean_ns - others / (double)n) : 0;
+		sum += extra;
+		if (extra > slow.extra_ns) {
+			slow.phase = p;
+			slow.extra_ns = extra;
+		}
 	}
-	if (sum <= 0)
-		return;
-	print_rank(out, report, index);
-	fprintf(out, ": %.0f %% of its extra time is in %s, %.3g ms a step%s\n", extra[worst] / sum * 100,
-		train_report_quantity_names[worst], extra[worst] / 1e6, worst == TRAIN_PHASE_DATA ? ": reading, not computing" : "");
+	slow.part = sum > 0 ? slow.extra_ns / sum : 0;
+	return slow;
 }
 
 static void say_run_queue(FILE *out, const struct train_report *report)
@@ -331,24 +335,32 @@ static void say_run_queue(FILE *out, const struct train_report *report)
 			}
 			said++;
 			print_rank(out, report, r);
-			fprintf(out, " was runnable but not running for %.0f %% of its busy time: its cores are shared\n", rank->runqueue_share * 100);
+			fprintf(out, " was runnable but not running for %.0f %% of step time: its cores are shared\n", rank->runqueue_share * 100);
 		}
 	if (unsaid)
 		fprintf(out, "so %s %zu other rank%s\n", unsaid == 1 ? "was" : "were", unsaid, unsaid == 1 ? "" : "s");
 }
 
-static void say_evidence(FILE *out, const struct train_report *report, const struct culprit *culprits, size_t n, double *values)
+static void say_evidence(FILE *out, const struct train_report *report, const struct culprit *culprits, size_t n)
 {
 	for (size_t i = 0; i < n && i < 4; i++) {
 		const struct train_report_host *host = &report->hosts[culprits[i].host];
+		size_t rank = culprits[i].rank == SIZE_MAX ? host->ranks[0] : culprits[i].rank;
+		struct slow_phase slow = find_slow_phase(report, rank);
+		bool reading = slow.phase == TRAIN_PHASE_DATA && slow.part > 0.5;
 
-		if (culprits[i].rank == SIZE_MAX && host->rank_count > 1)
-			fprintf(out, "all ranks of %s are slow: its CPUs, power, memory or network rather than one GPU\n", host->name);
-		else if (culprits[i].rank != SIZE_MAX && host->rank_count > host->flagged_ranks) {
-			print_rank(out, report, culprits[i].rank);
-			fputs(": its neighbours on the same host are not slow, so its GPU or cores rather than the host\n", out);
+		if (culprits[i].rank == SIZE_MAX && host->rank_count > 1) {
+			fprintf(out, "all ranks of %s are slow: %s\n", host->name,
+				reading ? "its storage or memory rather than one rank's input" : "its CPUs, power, memory or network rather than one GPU");
+		} else if (culprits[i].rank != SIZE_MAX && host->rank_count > host->flagged_ranks) {
+			print_rank(out, report, rank);
+			fprintf(out, ": its neighbours on the same host are not slow, so its %s rather than the host\n", reading ? "input" : "GPU or cores");
 		}
-		say_slow_phase(out, report, culprits[i].rank == SIZE_MAX ? host->ranks[0] : culprits[i].rank, values);
+		if (slow.part > 0) {
+			print_rank(out, report, rank);
+			fprintf(out, ": %.0f %% of its extra time is in %s, %.3g ms a step%s\n", slow.part * 100,
+				train_report_quantity_names[slow.phase], slow.extra_ns / 1e6, reading ? ": reading, not computing" : "");
+		}
 	}
 	say_run_queue(out, report);
 	if (report->drift > DRIFT_RATIO)
@@ -359,17 +371,16 @@ static void say_evidence(FILE *out, const struct train_report *report, const str
 enum st_status train_report_judge(struct train_report *report)
 {
 	struct culprit *culprits = calloc(report->rank_count + 1, sizeof *culprits);
-	double *values = calloc(report->rank_count + 1, sizeof *values);
 	enum st_status status = st_fail(ST_ERR_NOMEM, "report: no memory");
 	char *verdict = NULL, *evidence = NULL;
 	size_t verdict_bytes, evidence_bytes;
 	FILE *verdict_stream = open_memstream(&verdict, &verdict_bytes), *evidence_stream = open_memstream(&evidence, &evidence_bytes);
 
-	if (culprits && values && verdict_stream && evidence_stream) {
+	if (culprits && verdict_stream && evidence_stream) {
 		size_t n = list_culprits(report, culprits);
 
 		report->verdict = say_verdict(verdict_stream, report, culprits, n);
-		say_evidence(evidence_stream, report, culprits, n, values);
+		say_evidence(evidence_stream, report, culprits, n);
 		status = ST_OK;
 	}
 	if ((verdict_stream && fclose(verdict_stream)) || (evidence_stream && fclose(evidence_stream)))
@@ -382,6 +393,5 @@ enum st_status train_report_judge(struct train_report *report)
 	free(verdict);
 	free(evidence);
 	free(culprits);
-	free(values);
 	return status;
 }

@@ -392,20 +392,21 @@ static void test_evidence(void)
 		struct train_record records[5];
 		for (uint32_t r = 0; r < 5; r++)
 			records[r] = record_of(step, r, 10 * MS, 20 * MS);
-		records[3].runqueue_ns = 18 * MS / 10;
+		records[3].runqueue_ns = 36 * MS / 10;
 		records[1].phase_ns[TRAIN_PHASE_DATA] += 5 * MS;
-		records[1].runqueue_ns = MS;
+		records[1].runqueue_ns = 14 * MS / 10;
 		image_block(&image, RECORDS_STEPS, 1, records, sizeof records);
 	}
 	image_save(&image, "%s/steps-a.rec", directory);
 	image_free(&image);
 	struct loaded loaded;
 	open_report(&loaded);
-	CHECK(near(loaded.report.ranks[3].runqueue_share, 0.18) && near(loaded.report.ranks[1].runqueue_share, 1.0 / 15));
+	CHECK(near(loaded.report.ranks[3].runqueue_share, 0.18) && near(loaded.report.ranks[1].runqueue_share, 0.07));
 	CHECK(strstr(loaded.report.verdict_text, "rank 1 is slow: 1.50x"), "%s", loaded.report.verdict_text);
+	expect_evidence(&loaded, "so its input rather than the host");
 	expect_evidence(&loaded, "rank 1: 100 % of its extra time is in data, 5 ms a step: reading, not computing\n");
-	expect_evidence(&loaded, "rank 3 was runnable but not running for 18 % of its busy time: its cores are shared\n");
-	expect_evidence(&loaded, "rank 1 was runnable but not running for 7 % of its busy time");
+	expect_evidence(&loaded, "rank 3 was runnable but not running for 18 % of step time: its cores are shared\n");
+	expect_evidence(&loaded, "rank 1 was runnable but not running for 7 % of step time");
 	close_report(&loaded);
 }
 
