@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@ struct stage {
 	enum st_status status;
 	char message[512];
 	void (*run)(struct stage *stage);
+	_Atomic int64_t getting; /* run_exchange: the rank whose record is being fetched, -1 before. Relaxed: for a message. */
 
 	/* Written before the helper starts or by the helper before `done`. */
 	pmix_proc_t me;
@@ -235,6 +237,7 @@ static void run_exchange(struct stage *stage)
 	for (uint32_t r = 0; r < stage->size; r++) {
 		PMIX_LOAD_PROCID(&proc, stage->me.nspace, r);
 		PMIX_INFO_LOAD(&info, PMIX_TIMEOUT, &seconds, PMIX_INT);
+		atomic_store_explicit(&stage->getting, r, memory_order_relaxed);
 		code = PMIx_Get(&proc, RECORD_KEY, &info, 1, &seen);
 		PMIX_INFO_DESTRUCT(&info);
 		if (code != PMIX_SUCCESS || !seen || seen->type != PMIX_BYTE_OBJECT) {
@@ -251,6 +254,11 @@ static void run_exchange(struct stage *stage)
 		PMIX_VALUE_RELEASE(seen);
 		seen = NULL;
 	}
+}
+
+static bool of_slurm(const pmix_proc_t *me)
+{
+	return !strncmp(me->nspace, "slurm.pmix.", 11) && getenv("SLURM_JOB_ID");
 }
 
 static void run_finalize(struct stage *stage)
@@ -275,8 +283,20 @@ static enum st_status exchange(struct bootstrap *public, const void *mine, size_
 		status = st_fail(ST_ERR_NOMEM, "no memory for %u records of %zu bytes", public->size, bytes);
 	} else {
 		memcpy(stage->mine, mine, bytes);
+		atomic_init(&stage->getting, -1);
 		status = stage_run(stage, timeout_ms, "PMIx_Fence of the first exchange (a rank has not come)");
 		bootstrap->stuck = status == ST_ERR_TIMEOUT;
+		/* Slurm (seen with 22.05; its stepds reject each other's first direct connection now and then, while one of them is still
+		 * launching tasks with the user's ids) then never ends the fence: say what helps. */
+		const char *direct = getenv("SLURM_PMIX_DIRECT_CONN");
+		if (bootstrap->stuck && of_slurm(&bootstrap->me) && (!direct || strcmp(direct, "false")))
+			status = st_fail(ST_ERR_TIMEOUT,
+					 "PMIx_Fence of the first exchange did not end within %lld ms: a rank has not come, or slurmstepd lost it "
+					 "(\"Connection reject\"): SLURM_PMIX_DIRECT_CONN=false avoids that", (long long)timeout_ms);
+		int64_t getting = atomic_load_explicit(&stage->getting, memory_order_relaxed);
+		if (bootstrap->stuck && getting >= 0)
+			status = st_fail(ST_ERR_TIMEOUT, "PMIx_Get of rank %lld's endpoint record did not end within %lld ms", (long long)getting,
+					 (long long)timeout_ms);
 		if (status == ST_OK)
 			memcpy(all, stage->all, public->size * bytes);
 	}
@@ -328,11 +348,6 @@ static enum st_status without_server(const char *why, struct bootstrap **out)
 		return st_fail(ST_ERR_UNAVAILABLE, "one of %ld tasks, but %s: launch with `%s`, or local ranks with `synctrain run -n N`",
 			       tasks, why, launch_as);
 	return bootstrap_single(out);
-}
-
-static bool of_slurm(const pmix_proc_t *me)
-{
-	return !strncmp(me->nspace, "slurm.pmix.", 11) && getenv("SLURM_JOB_ID");
 }
 
 enum st_status bootstrap_pmix_or_single(int64_t timeout_ms, struct bootstrap **out)

@@ -391,6 +391,7 @@ enum st_status control_open(struct bootstrap *bootstrap, const struct control_op
 		goto free_control;
 
 	control->next_heartbeat = st_deadline_in_ms(control->heartbeat_ms);
+	control->last_tick_ns = st_now_ns();
 	status = control_service_start(control);
 	if (status == ST_OK)
 		status = join_tree(control, &deadline);

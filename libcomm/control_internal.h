@@ -67,7 +67,7 @@ struct control_link {
 	uint32_t peer;
 	bool local;
 	bool wants_write;
-	struct st_deadline silence; /* restarted by each heartbeat */
+	int64_t silent_ns; /* this process's running time since the last heartbeat */
 	struct wire_reader reader;
 	uint8_t *out; /* what the kernel did not take at once: out[out_begin .. out_end) */
 	size_t out_begin, out_end, out_capacity;
@@ -146,6 +146,7 @@ struct control {
 	struct wire_abort verdict;
 	char verdict_text[896];
 	struct st_deadline next_heartbeat;
+	int64_t last_tick_ns;
 	struct control_counters counters;
 };
 

@@ -177,7 +177,6 @@ enum st_status control_link_add(struct control *control, uint32_t peer, bool loc
 	link->source = (struct control_source){.kind = CONTROL_SOURCE_LINK, .fd = fd};
 	link->peer = peer;
 	link->local = local;
-	link->silence = st_deadline_in_ms(control->stall_timeout_ms);
 	if (epoll_ctl(control->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
 		free(link);
 		return st_fail_errno("can't watch a control connection");
@@ -329,7 +328,7 @@ static enum st_status frame(struct control *control, struct control_link *link)
 		control->counters.heartbeats_received++;
 		/* Heartbeats alone count as a sign of life: a neighbour sends them to all its neighbours in one turn, so when it stops
 		 * they all find out at the same moment, wherever its last other frame went. */
-		link->silence = st_deadline_in_ms(control->stall_timeout_ms);
+		link->silent_ns = 0;
 		return ST_OK;
 	case WIRE_GOODBYE:
 		return goodbye_frame(control, link, reader->payload);
@@ -390,11 +389,34 @@ void control_link_ready(struct control *control, struct control_link *link, uint
 	}
 }
 
+/* A neighbour that is silent for the stall timeout is unreachable. What came while this thread did not run lies in the socket: look first. */
+static void judge_silence(struct control *control, struct control_link *link)
+{
+	int64_t stall_ns = control->stall_timeout_ms * ST_NS_PER_MS;
+	char detail[64];
+
+	if (link->silent_ns < stall_ns)
+		return;
+	control_link_ready(control, link, 0);
+	if (link->source.fd < 0 || link->silent_ns < stall_ns)
+		return;
+	snprintf(detail, sizeof detail, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
+	/* ABORT first, also to the silent one: should it wake, it learns why it was left. */
+	if (!control->left[link->peer])
+		control_abort_locked(control, link->peer, CONTROL_HOW_UNREACHABLE, NULL, detail);
+	close_link(control, link);
+}
+
 int control_links_tick(struct control *control)
 {
+	int64_t now = st_now_ns(), passed = now - control->last_tick_ns, most = 2 * control->heartbeat_ms * ST_NS_PER_MS;
+	int64_t left_ns = ST_NS_PER_S;
 	bool beat = st_deadline_expired(&control->next_heartbeat);
-	int sleep_ms = 1000;
 
+	/* As in clock.h, only running time counts; but a whole job wakes from a suspension within some moments, node by node, and
+	 * a small stall timeout must outlast them too.  So a turn, of which there are several per timeout, counts little. */
+	control->last_tick_ns = now;
+	passed = passed < most ? passed : most;
 	if (beat)
 		control->next_heartbeat = st_deadline_in_ms(control->heartbeat_ms);
 	for (struct control_link *link = control->links; link; link = link->next) {
@@ -404,23 +426,12 @@ int control_links_tick(struct control *control)
 			control_link_send(control, link, WIRE_HEARTBEAT, NULL, 0, NULL, 0);
 			control->counters.heartbeats_sent++;
 		}
-		/* What came while this thread did not run (a stopped process, a crowded machine) lies in the socket: look before judging. */
-		if (st_deadline_expired(&link->silence))
-			control_link_ready(control, link, 0);
-		if (link->source.fd < 0)
-			continue;
-		if (st_deadline_expired(&link->silence)) {
-			char detail[64];
-			snprintf(detail, sizeof detail, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
-			/* ABORT first, also to the silent one: should it wake, it learns why it was left. */
-			if (!control->left[link->peer])
-				control_abort_locked(control, link->peer, CONTROL_HOW_UNREACHABLE, NULL, detail);
-			close_link(control, link);
-			continue;
-		}
-		int link_ms = st_deadline_poll_ms(&link->silence);
-		sleep_ms = link_ms < sleep_ms ? link_ms : sleep_ms;
+		link->silent_ns += passed;
+		judge_silence(control, link);
+		int64_t link_ns = control->stall_timeout_ms * ST_NS_PER_MS - link->silent_ns;
+		left_ns = link_ns < left_ns ? link_ns : left_ns;
 	}
 	int beat_ms = st_deadline_poll_ms(&control->next_heartbeat);
-	return beat_ms < sleep_ms ? beat_ms : sleep_ms;
+	int link_ms = left_ns > 0 ? (int)(left_ns / ST_NS_PER_MS) + 1 : 1;
+	return beat_ms < link_ms ? beat_ms : link_ms;
 }

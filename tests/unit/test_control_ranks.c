@@ -69,6 +69,17 @@ static int rank_main(const char *scenario, uint32_t victim)
 	control_doing(control, "allreduce", 12);
 	if (control_all_gather(control, &me, sizeof me, all, 20000) != ST_OK)
 		return fail("all_gather");
+	if (!strcmp(scenario, "linger")) { /* time for someone to suspend the job */
+		printf("lingering\n");
+		/* Ten seconds of running time: a suspension does not count. */
+		for (struct st_deadline end = st_deadline_in_ms(10000); !st_deadline_expired(&end);)
+			poll(NULL, 0, 200);
+		if (control_all_gather(control, &me, sizeof me, all, 20000) != ST_OK)
+			return fail("all_gather");
+		printf("lingered\n");
+		control_close(control);
+		return 0;
+	}
 	if (me == victim) {
 		if (!strcmp(scenario, "kill"))
 			raise(SIGKILL);
