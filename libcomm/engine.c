@@ -14,11 +14,13 @@
 #include "reduce.h"
 
 /*
- * A wait spins (data that is on its way comes within microseconds), then yields, then sleeps.  How long it spins adapts: halved when data
- * came only after yielding, because the peer may need this very core, doubled when it came while spinning.
+ * A wait spins (data that is on its way comes within microseconds), then yields, then sleeps.  How long it spins adapts: when data comes only
+ * with the first yield the peer may need this very core, and spinning is in its way.  Now and then a wait spins in full to find
+ * out whether that is still so: without, two ranks on cores of their own would go on yielding to nobody.
  */
 #define SPIN_NS (20 * INT64_C(1000))
 #define SPIN_LEAST_NS INT64_C(500)
+#define SPIN_PROBE_EVERY 64
 #define YIELD_NS (500 * INT64_C(1000))
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
@@ -70,6 +72,7 @@ struct engine {
 	struct st_deadline arrival;
 	bool announced, second_chance;
 	int64_t spin_ns;
+	uint64_t waits;
 
 	enum st_status failed;
 	char why[1024];
@@ -624,13 +627,13 @@ static inline void pause_cpu(void)
 #endif
 }
 
-static void adapt_spin(struct engine *engine, bool yielded)
+/* A wait is over that spun for up to `budget` and then yielded so many times. */
+static void adapt_spin(struct engine *engine, int64_t budget, unsigned yields)
 {
-	engine->spin_ns = yielded ? engine->spin_ns / 2 : engine->spin_ns * 2;
-	if (engine->spin_ns < SPIN_LEAST_NS)
-		engine->spin_ns = SPIN_LEAST_NS;
-	if (engine->spin_ns > SPIN_NS)
+	if (!yields)
 		engine->spin_ns = SPIN_NS;
+	else if (yields == 1 && budget > SPIN_LEAST_NS)
+		engine->spin_ns = engine->spin_ns / 2 < SPIN_LEAST_NS ? SPIN_LEAST_NS : engine->spin_ns / 2;
 }
 
 enum st_status engine_wait(struct engine *engine, struct comm_request **request)
@@ -642,17 +645,19 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		began = st_now_ns();
 		status = look(engine);
 	}
-	bool yielded = false;
+	unsigned yields = 0;
+	int64_t budget = engine->spin_ns;
 	for (unsigned turn = 1; !(*request)->done; turn++) {
 		if (engine->moves != moves || !still) {
 			if (still && !engine->options.crowded)
-				adapt_spin(engine, yielded);
+				adapt_spin(engine, budget, yields);
 			moves = engine->moves;
 			still = st_now_ns();
-			yielded = false;
+			yields = 0;
+			budget = !engine->options.crowded && ++engine->waits % SPIN_PROBE_EVERY == 0 ? SPIN_NS : engine->spin_ns;
 			engine->still_since = 0;
 		}
-		if (engine->spin_ns && !yielded && turn % 8) {
+		if (budget && !yields && turn % 8) {
 			pause_cpu();
 			status = look(engine);
 			continue;
@@ -661,11 +666,11 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		if (status != ST_OK)
 			break;
 		int64_t waited = st_now_ns() - still;
-		if (waited < engine->spin_ns) {
+		if (waited < budget) {
 			status = look(engine);
 			continue;
 		}
-		yielded = true;
+		yields++;
 		status = check_stillness(engine);
 		if (status != ST_OK)
 			break;
@@ -679,7 +684,7 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		}
 	}
 	if (still && !engine->options.crowded)
-		adapt_spin(engine, yielded);
+		adapt_spin(engine, budget, yields);
 	if (began)
 		engine->counters.blocked_ns += st_now_ns() - began;
 	enum st_status own = collect(engine, request);
