@@ -32,12 +32,6 @@ comma := ,
 B := build/san-$(subst $(comma),-,$(SAN))
 SANFLAGS = -fsanitize=$(SAN) -fno-omit-frame-pointer -O1
 endif
-# libgomp is not built for ThreadSanitizer, which would report its barriers as races: that build runs single-threaded.
-ifeq ($(SAN),thread)
-OPENMP =
-else
-OPENMP = -fopenmp
-endif
 FORTIFY = $(if $(SAN),,-D_FORTIFY_SOURCE=2)
 
 PKGS     = json-c libcrypto libxxhash pmix
@@ -79,7 +73,6 @@ $(B)/lib/%.a:
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-$(B)/obj/trainer/%.o $(B)/obj/tests/%.o: CFLAGS_ALL += $(OPENMP)
 # Vectors of 64 bytes as arguments of functions that are all inlined: no calling convention is at stake.
 $(B)/obj/trainer/kernels.o: CFLAGS_ALL += -Wno-psabi
 
@@ -96,10 +89,9 @@ $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 
-# Whole archives: the table of commands has weak references, which alone pull nothing out of an archive.
 $(B)/bin/synctrain: $(B)/obj/trainer/synctrain.o $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) $(OPENMP) -pie -o $@ $< -Wl,--whole-archive $(LIBS) -Wl,--no-whole-archive $(SYSLIBS)
+	$(CC) $(LDFLAGS_ALL) -pie -o $@ $^ $(SYSLIBS)
 
 # libc only, and nothing exported but slurm_spank_* and the plugin's identity: tests/slurm reads its dynamic section.
 $(B)/lib/slurm/synctrain.so: $(call obj,$(PLUGIN_SRC)) spank-plugin/exports.map
@@ -120,7 +112,7 @@ $(HELPERS): $(B)/libexec/synctrain/%: $(B)/obj/spank-plugin/helpers/%.o $(B)/obj
 
 $(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) $(OPENMP) -o $@ $^ $(SYSLIBS)
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
 
 .PHONY: unit-tests
 unit-tests: $(UNIT_TESTS)

@@ -7,11 +7,6 @@
 #include "common/version.h"
 
 st_command_main cmd_bench, cmd_data, cmd_report, cmd_run, cmd_train;
-#pragma weak cmd_bench
-#pragma weak cmd_data
-#pragma weak cmd_report
-#pragma weak cmd_run
-#pragma weak cmd_train
 
 static const struct st_command commands[] = {
 	{"train", "train a model as one rank of a synchronous job", cmd_train},
@@ -44,7 +39,7 @@ int main(int argc, char **argv)
 		return EX_OK;
 	}
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-		if (!strcmp(argv[1], commands[i].name) && commands[i].main)
+		if (!strcmp(argv[1], commands[i].name))
 			return commands[i].main(argc - 1, argv + 1);
 	fprintf(stderr, "synctrain: no command '%s', expected one of:", argv[1]);
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
