@@ -166,7 +166,7 @@ static int parse(int argc, char **argv, struct bench *bench)
 /* Elements per rank's call for a size in bytes, and the exact size that makes. */
 static uint64_t count_for(const struct bench *bench, uint64_t bytes, uint64_t *exact)
 {
-	uint64_t count = bytes / sizeof(float), factor = 1;
+	uint64_t count = bench->collective == BARRIER ? 0 : bytes / sizeof(float), factor = 1;
 	if (bench->collective == REDUCE_SCATTER || bench->collective == ALL_GATHER)
 		factor = bench->size;
 	count /= factor;

@@ -19,8 +19,8 @@
 #include "transport.h"
 
 #define PLAN_CACHE 64
-/* From here on results are written past the caches: they would push out more than they would serve. */
-#define STREAM_BYTES ((size_t)64 << 20)
+/* From here on results are written past the caches, which they would flush, except where they lie in the input's own cache lines. */
+#define STREAM_BYTES ((size_t)8 << 20)
 
 struct cached_plan {
 	struct engine_plan *bound;
@@ -107,7 +107,7 @@ enum st_status comm_options_init(struct comm_options *options)
 		.startup_timeout_ms = 60000,
 		.stall_timeout_ms = 5000,
 		.arrival_timeout_ms = 1800000,
-		.chunk_bytes = 256 * 1024,
+		.chunk_bytes = 128 * 1024,
 		.slots = 4,
 	};
 	const char *algorithm = getenv("SYNCTRAIN_ALGORITHM");
@@ -174,6 +174,11 @@ static enum st_status open_links(struct comm *comm)
 	uint32_t position = 0, size = comm->size;
 	if (size == 1)
 		return ST_OK;
+	/* Known to all ranks: all say the same. */
+	if (!(comm->options.transports & COMM_TRANSPORT_TCP) && comm->world->node_count > 1)
+		return st_fail(ST_ERR_UNAVAILABLE, "the transports allowed are shm only, and the job spans %" PRIu32 " nodes (%s, %s%s)",
+			       comm->world->node_count, comm->world->nodes[0].name, comm->world->nodes[1].name,
+			       comm->world->node_count > 2 ? ", ..." : "");
 	while (ring[position] != comm->rank)
 		position++;
 	uint32_t next = ring[(position + 1) % size], previous = ring[(position + size - 1) % size];
@@ -248,7 +253,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 	}
 	if (status == ST_OK)
 		status = open_links(comm);
-	if (status != ST_OK && comm && comm->control) {
+	if (status != ST_OK && comm && comm->control && comm->engine) {
 		/* The others wait for this rank: tell them why it does not come. */
 		char why[512];
 		snprintf(why, sizeof why, "%s", st_message());

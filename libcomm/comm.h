@@ -38,7 +38,7 @@ struct comm_options {
 	int64_t startup_timeout_ms;    /* bootstrap and wiring, default 60,000 */
 	int64_t stall_timeout_ms;      /* a peer whose process or link is dead or silent, default 5,000 */
 	int64_t arrival_timeout_ms;    /* a living rank that has not entered the operation, default 1,800,000 */
-	size_t chunk_bytes;            /* pipeline granularity, default 256 KiB; equal on all ranks (rank 0's value is used) */
+	size_t chunk_bytes;            /* pipeline granularity, default 128 KiB; equal on all ranks (rank 0's value is used) */
 	unsigned slots;                /* chunks in flight per channel, default 4; likewise */
 	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
 };

@@ -301,13 +301,16 @@ static void start(struct engine *engine, struct comm_request *request)
 	engine->at = 0;
 	engine->depth = 0;
 	memset(engine->vars, 0, sizeof engine->vars);
-	engine->stream = request->bound->plan->elements * request->element_bytes >= engine->options.stream_bytes;
+	const struct plan *plan = request->bound->plan;
+	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	/* A reduction in place has just read the lines that it writes. */
+	engine->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	engine->still_since = 0;
 	engine->announced = engine->second_chance = false;
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
 	if (engine->options.control)
-		control_doing(engine->options.control, plan_collective_name(request->bound->plan->collective), request->signature.sequence);
+		control_doing(engine->options.control, plan_collective_name(plan->collective), request->signature.sequence);
 }
 
 static void retire(struct engine *engine, struct comm_request *request)

@@ -400,6 +400,7 @@ static void quit(struct job *job, uint32_t rank, struct comm *comm)
 {
 	float x = 1;
 	struct comm_request *request;
+	pthread_barrier_wait(&job->all); /* all have joined */
 	if (rank == 2)
 		comm_abort(comm, "the loss is not a number");
 	else {
@@ -478,6 +479,36 @@ static void failures_are_told(void)
 	}
 }
 
+static void *create_in_vain(void *argument)
+{
+	struct thread *thread = argument;
+	struct comm *comm = NULL;
+	enum st_status status = comm_create_over(thread->job->bootstraps[thread->rank], &thread->job->options, &comm);
+	CHECK(status != ST_OK && !comm);
+	keep_text(thread->job, thread->rank, status);
+	return NULL;
+}
+
+static void shared_memory_alone_is_not_enough_for_two_nodes(void)
+{
+	static const char *const nodes[] = {"left", "left", "right"};
+	struct job job = {.size = 3};
+	pthread_t threads[3];
+	struct thread arguments[3];
+	CHECK(comm_options_init(&job.options) == ST_OK);
+	job.options.transports = COMM_TRANSPORT_SHM;
+	CHECK(bootstrap_threads(3, nodes, job.bootstraps) == ST_OK);
+	for (uint32_t r = 0; r < 3; r++) {
+		arguments[r] = (struct thread){&job, r};
+		CHECK(!pthread_create(&threads[r], NULL, create_in_vain, &arguments[r]));
+	}
+	for (uint32_t r = 0; r < 3; r++)
+		CHECK(!pthread_join(threads[r], NULL));
+	for (uint32_t r = 0; r < 3; r++)
+		job.bootstraps[r]->finish(job.bootstraps[r]);
+	all_say(&job, 99, "the transports allowed are shm only, and the job spans 2 nodes (left, right)");
+}
+
 static void options_are_checked(void)
 {
 	static const struct {
@@ -513,6 +544,7 @@ int main(void)
 {
 	int64_t since = st_now_ns();
 	options_are_checked();
+	shared_memory_alone_is_not_enough_for_two_nodes();
 	every_world();
 	step("every world", &since);
 	static const unsigned masks[] = {COMM_TRANSPORT_SHM, COMM_TRANSPORT_TCP};
