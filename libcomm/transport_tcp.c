@@ -26,6 +26,9 @@
 /* One call of progress() moves at most so much, so that one fast peer does not starve the others. */
 #define PROGRESS_BYTES ((uint64_t)4 << 20)
 
+/* How many calls of progress() go by between looks at a socket from which nothing is awaited: a system call each. */
+#define IDLE_EVERY 8
+
 enum kind { DATA = 1, ENTERED = 2 };
 
 struct header {
@@ -67,6 +70,7 @@ struct tcp_link {
 	struct send sends[QUEUE];
 	uint64_t queued, sent, sent_puts; /* sends given, wholly written; puts among those */
 	uint64_t sent_bytes;              /* of the first unfinished one, header included */
+	unsigned idle;
 	bool peer_known;
 	struct transport_signature peer_entered;
 };
@@ -355,6 +359,9 @@ static enum st_status tcp_progress(struct link *link)
 		return transport_status(link);
 	if (me->sent < me->queued)
 		ST_TRY(push(me));
+	/* Without a grant nothing can land; a look now and then sees announcements and the end. */
+	if (!grant_waits(me) && me->idle++ % IDLE_EVERY)
+		return ST_OK;
 	return pull(me);
 }
 
