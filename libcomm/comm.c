@@ -160,7 +160,14 @@ static enum st_status open_link(struct comm *comm, uint32_t peer)
 	struct link *link;
 	ST_TRY(control_data_socket(comm->control, peer, 0, share, &fd));
 	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
-	ST_TRY(ops->open(fd, &ends, comm->slots, comm->chunk_bytes, comm->options.startup_timeout_ms, &link));
+	enum st_status status = ops->open(fd, &ends, comm->slots, comm->chunk_bytes, comm->options.startup_timeout_ms, &link);
+	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
+		/* Most likely the peer went away in mid-opening: whoever saw how knows better than this end of the socket. */
+		char why[512];
+		snprintf(why, sizeof why, "%s", st_message());
+		return control_suspect(comm->control, peer, "start-up", why);
+	}
+	ST_TRY(status);
 	return engine_add_link(comm->engine, link, 0);
 }
 
