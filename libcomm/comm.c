@@ -47,7 +47,6 @@ struct comm {
 	uint32_t rank, size;
 	size_t chunk_bytes;
 	unsigned slots;
-	bool mapped_in, mapped_out;
 	struct cached_plan plans[PLAN_CACHE];
 	uint64_t uses;
 	struct memory *memory;
@@ -192,8 +191,6 @@ static enum st_status open_links(struct comm *comm)
 	ST_TRY(open_link(comm, position % 2 ? previous : next));
 	if (next != previous)
 		ST_TRY(open_link(comm, position % 2 ? next : previous));
-	comm->mapped_in = engine_link(comm->engine, previous, 0)->ops->mapped;
-	comm->mapped_out = engine_link(comm->engine, next, 0)->ops->mapped;
 	return ST_OK;
 }
 
@@ -432,6 +429,13 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	return ST_OK;
 }
 
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	const struct comm *comm = context;
+	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
+	return link && link->ops->mapped;
+}
+
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
 {
 	uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
@@ -481,8 +485,8 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 		.in_place = in_place,
 		.root = root,
 		.order = comm->world->ring,
-		.mapped_in = comm->mapped_in,
-		.mapped_out = comm->mapped_out,
+		.mapped = is_mapped,
+		.mapped_context = comm,
 	};
 	struct engine_plan *bound;
 	bool owned;

@@ -219,6 +219,9 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 	if (start > length)
 		start = length;
 	uint64_t elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements;
+	if (operand->span > 1) /* whole blocks: chunks is 1 */
+		elements = operand->span * bound->quotient +
+			   (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
 	*bytes = elements * request->element_bytes;
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
@@ -234,10 +237,11 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 static void combine(struct engine *engine, const struct comm_request *request, const struct plan_step *step, char *destination, char *keep,
 		    size_t bytes, bool stream)
 {
+	const struct plan *plan = request->bound->plan;
 	const float *sources[PLAN_MAX_SOURCES];
 	size_t length;
 	for (unsigned s = 0; s < step->source_count; s++)
-		sources[s] = (const float *)(const void *)place(engine, request, &step->sources[s], &length);
+		sources[s] = (const float *)(const void *)place(engine, request, &plan->operands[step->sources + s], &length);
 	if (!bytes)
 		return;
 	if (step->source_count == 1) {
@@ -255,22 +259,23 @@ static void combine(struct engine *engine, const struct comm_request *request, c
 static enum st_status run_step(struct engine *engine, const struct comm_request *request, const struct plan_step *step)
 {
 	struct engine_plan *bound = request->bound;
+	const struct plan *plan = bound->plan;
 	struct link *link = step->kind <= PLAN_WAIT ? bound->links[step->channel] : NULL;
 	size_t bytes;
 	engine->blocked = link;
 	switch (step->kind) {
 	case PLAN_READY: {
-		char *memory = place(engine, request, &step->destination, &bytes);
+		char *memory = place(engine, request, &plan->operands[step->destination], &bytes);
 		return link->ops->ready(link, memory, bytes);
 	}
 	case PLAN_PUT: {
-		char *source = place(engine, request, &step->sources[0], &bytes);
+		char *source = place(engine, request, &plan->operands[step->sources], &bytes);
 		if (!link->ops->mapped)
 			return link->ops->put(link, source, bytes);
 		void *destination;
 		ST_TRY(link->ops->reserve(link, bytes, &destination));
 		size_t kept;
-		char *keep = step->keep ? place(engine, request, &step->destination, &kept) : NULL;
+		char *keep = step->keep ? place(engine, request, &plan->operands[step->destination], &kept) : NULL;
 		combine(engine, request, step, destination, keep, bytes, keep && engine->stream);
 		link->ops->commit(link);
 		return ST_OK;
@@ -287,8 +292,8 @@ static enum st_status run_step(struct engine *engine, const struct comm_request 
 		return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
 	case PLAN_REDUCE:
 	case PLAN_COPY: {
-		char *destination = place(engine, request, &step->destination, &bytes);
-		combine(engine, request, step, destination, NULL, bytes, engine->stream && step->destination.space == PLAN_OUTPUT);
+		char *destination = place(engine, request, &plan->operands[step->destination], &bytes);
+		combine(engine, request, step, destination, NULL, bytes, engine->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
 		return ST_OK;
 	}
 	default: return ST_OK;

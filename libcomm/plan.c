@@ -15,7 +15,14 @@ void plan_free(struct plan *plan)
 		return;
 	free(plan->channels);
 	free(plan->steps);
+	free(plan->operands);
 	free(plan);
+}
+
+size_t plan_bytes(const struct plan *plan)
+{
+	return sizeof *plan + plan->channel_room * sizeof *plan->channels + plan->step_room * sizeof *plan->steps +
+	       plan->operand_room * sizeof *plan->operands;
 }
 
 struct plan *plan_clone(const struct plan *plan)
@@ -26,9 +33,11 @@ struct plan *plan_clone(const struct plan *plan)
 	*copy = *plan;
 	copy->channel_room = plan->channel_count;
 	copy->step_room = plan->step_count;
+	copy->operand_room = plan->operand_count;
 	copy->channels = malloc(plan->channel_count * sizeof *plan->channels + 1);
 	copy->steps = malloc(plan->step_count * sizeof *plan->steps + 1);
-	if (!copy->channels || !copy->steps) {
+	copy->operands = malloc(plan->operand_count * sizeof *plan->operands + 1);
+	if (!copy->channels || !copy->steps || !copy->operands) {
 		plan_free(copy);
 		return NULL;
 	}
@@ -36,13 +45,15 @@ struct plan *plan_clone(const struct plan *plan)
 		memcpy(copy->channels, plan->channels, plan->channel_count * sizeof *plan->channels);
 	if (plan->step_count)
 		memcpy(copy->steps, plan->steps, plan->step_count * sizeof *plan->steps);
+	if (plan->operand_count)
+		memcpy(copy->operands, plan->operands, plan->operand_count * sizeof *plan->operands);
 	return copy;
 }
 
 struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind)
 {
 	if (plan->step_count == plan->step_room) {
-		uint32_t room = plan->step_room ? 2 * plan->step_room : 32;
+		uint32_t room = plan->step_room + plan->step_room / 2 + 16;
 		struct plan_step *steps = realloc(plan->steps, room * sizeof *steps);
 		if (!steps)
 			return NULL;
@@ -53,6 +64,37 @@ struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind)
 	memset(step, 0, sizeof *step);
 	step->kind = kind;
 	return step;
+}
+
+static bool add_operand(struct plan *plan, const struct plan_operand *operand)
+{
+	if (plan->operand_count == plan->operand_room) {
+		uint32_t room = plan->operand_room + plan->operand_room / 2 + 16;
+		struct plan_operand *operands = realloc(plan->operands, room * sizeof *operands);
+		if (!operands)
+			return false;
+		plan->operands = operands;
+		plan->operand_room = room;
+	}
+	plan->operands[plan->operand_count++] = *operand;
+	return true;
+}
+
+bool plan_add_source(struct plan *plan, struct plan_step *step, const struct plan_operand *operand)
+{
+	if (!add_operand(plan, operand))
+		return false;
+	if (!step->source_count++)
+		step->sources = plan->operand_count - 1;
+	return true;
+}
+
+bool plan_set_destination(struct plan *plan, struct plan_step *step, const struct plan_operand *operand)
+{
+	if (!add_operand(plan, operand))
+		return false;
+	step->destination = plan->operand_count - 1;
+	return true;
 }
 
 struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool outgoing, bool mapped, uint16_t index)
@@ -140,8 +182,13 @@ static enum st_status bad(const struct plan *plan, uint32_t step, const char *wh
 	return st_fail(ST_ERR_INTERNAL, "plan of rank %u, step %u: %s", plan->rank, step, what);
 }
 
-static enum st_status check_operand(const struct plan *plan, uint32_t at, const struct plan_operand *operand, bool written)
+static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32_t index, bool written)
 {
+	if (index >= plan->operand_count)
+		return bad(plan, at, "no such operand");
+	const struct plan_operand *operand = &plan->operands[index];
+	if (operand->span > 1 && (plan->chunks != 1 || plan->order || operand->span > plan->blocks))
+		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");
@@ -201,26 +248,27 @@ enum st_status plan_check(const struct plan *plan)
 			break;
 		case PLAN_COPY:
 			destination = true;
-			sources = 1;
+			sources = step->source_count;
 			break;
 		default: return bad(plan, i, "no such kind of step");
 		}
 		if ((incoming || outgoing) && (step->channel >= plan->channel_count || plan->channels[step->channel].outgoing != outgoing))
 			return bad(plan, i, incoming ? "the channel is not incoming" : "the channel is not outgoing");
-		if ((step->kind == PLAN_PUT || step->kind == PLAN_REDUCE) && !sources)
+		if ((step->kind == PLAN_PUT || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY) && !sources)
 			return bad(plan, i, "no source");
-		if (sources > PLAN_MAX_SOURCES)
+		if (sources > (step->kind == PLAN_COPY ? 1 : PLAN_MAX_SOURCES))
 			return bad(plan, i, "too many sources");
 		if (step->kind == PLAN_PUT && (sources > 1 || step->keep) && !plan->channels[step->channel].mapped)
 			return bad(plan, i, "a put of several sources, or one that keeps, on a channel that is not mapped");
 		for (unsigned s = 0; s < sources; s++)
-			ST_TRY(check_operand(plan, i, &step->sources[s], false));
+			ST_TRY(check_operand(plan, i, step->sources + s, false));
 		if (destination)
-			ST_TRY(check_operand(plan, i, &step->destination, true));
+			ST_TRY(check_operand(plan, i, step->destination, true));
 		if (step->kind == PLAN_READY) {
-			if (step->destination.space == PLAN_SCRATCH && step->destination.channel != step->channel)
+			const struct plan_operand *granted = &plan->operands[step->destination];
+			if (granted->space == PLAN_SCRATCH && granted->channel != step->channel)
 				return bad(plan, i, "grants another channel's slot");
-			if (step->destination.space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
+			if (granted->space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
 				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
 		}
 	}

@@ -9,7 +9,8 @@
  * (later chunks of a shorter block are short or empty: an empty chunk is still signalled, so that every rank runs the same
  * number of steps).  For reduce_scatter and all_gather the element range is size*count, so block b is exactly rank b's shard.
  * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
- * rings and grids whose ranks are numbered in any way.
+ * rings and grids whose ranks are numbered in any way.  Where blocks are short (chunks 1, order NULL) an operand may span several
+ * consecutive ones, which then travel as one put: the number of messages follows the algorithm and not the number of blocks.
  *
  * SPACES.  INPUT and OUTPUT are the caller's buffers, addressed by (block, chunk); they may be the same memory.  In
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
@@ -75,6 +76,7 @@ struct plan_position {
 struct plan_operand {
 	enum plan_space space;
 	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
+	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
 	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
@@ -87,8 +89,8 @@ struct plan_step {
 	bool keep;                                     /* PUT on a mapped channel: store to destination too */
 	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
-	struct plan_operand destination;               /* READY, REDUCE, COPY, PUT with keep */
-	struct plan_operand sources[PLAN_MAX_SOURCES]; /* PUT, REDUCE, COPY */
+	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
+	uint32_t sources;                              /* PUT, REDUCE, COPY: index of the first of source_count operands */
 };
 
 struct plan_channel {
@@ -110,13 +112,17 @@ struct plan {
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
 	uint32_t root;           /* broadcast */
-	uint32_t channel_count, step_count;
-	uint32_t channel_room, step_room;
+	uint32_t channel_count, step_count, operand_count;
+	uint32_t channel_room, step_room, operand_room;
 	struct plan_channel *channels;
 	struct plan_step *steps;
+	struct plan_operand *operands; /* of all steps, each operand of one step */
 };
 
-/* What to build. Equal on all ranks except rank and which channels are mapped (each channel's two ends agree on that). */
+/* Whether the link that carries puts from `sender` to `receiver` is mapped; both ends get the same answer. */
+typedef bool plan_mapped_function(const void *context, uint32_t sender, uint32_t receiver);
+
+/* What to build. Equal on all ranks except rank. */
 struct plan_shape {
 	enum plan_collective collective;
 	uint32_t rank, size;
@@ -126,20 +132,27 @@ struct plan_shape {
 	bool in_place;           /* broadcast and barrier: always taken as true */
 	uint32_t root;
 	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
-	bool mapped_in;          /* the channel from the ring's previous rank is mapped */
-	bool mapped_out;         /* the channel to the ring's next rank is */
+	const uint32_t *position; /* rank -> ring position, with order; NULL: found, and the order checked, in time O(size) */
+	plan_mapped_function *mapped; /* NULL: no channel is */
+	const void *mapped_context;
 };
 
 /* Ring: bandwidth-optimal, 2(p-1) steps for all-reduce (Patarasuk and Yuan, 2009); a pipelined chain for broadcast; for barrier an
  * all-gather of nothing, p-1 hops.  ST_ERR_USAGE for a shape that makes no sense.  *plan is set only on success; plan_free it. */
 enum st_status plan_build_ring(const struct plan_shape *shape, struct plan **plan);
 
-/* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory). */
+/* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
+ * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);
 struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind);
+bool plan_add_source(struct plan *plan, struct plan_step *step, const struct plan_operand *operand);
+bool plan_set_destination(struct plan *plan, struct plan_step *step, const struct plan_operand *operand);
 struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool outgoing, bool mapped, uint16_t index);
 struct plan *plan_clone(const struct plan *plan);
 void plan_free(struct plan *plan); /* NULL is fine */
+
+/* Memory of a plan, all told. */
+size_t plan_bytes(const struct plan *plan);
 
 /* Offset and length in elements of (block, chunk). Pure functions of the plan's shape. */
 uint64_t plan_block_offset(const struct plan *plan, uint64_t block);

@@ -47,6 +47,8 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 		say(text, operand->space == PLAN_INPUT ? "input " : "output ");
 	}
 	say_affine(text, &operand->block.first);
+	if (operand->span > 1)
+		say(text, "(%" PRIu32 " blocks)", operand->span);
 	if (operand->block.modulus) {
 		say(text, "%+" PRId32 "*((", operand->block.stride);
 		say_affine(text, &operand->block.cycle);
@@ -87,18 +89,18 @@ size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 		}
 		bool to = step->kind == PLAN_READY || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY;
 		if (to)
-			say_operand(&text, &step->destination);
+			say_operand(&text, &plan->operands[step->destination]);
 		if (step->kind == PLAN_PUT || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY) {
 			if (to)
 				say(&text, " = ");
 			for (unsigned s = 0; s < step->source_count && s < PLAN_MAX_SOURCES; s++) {
 				say(&text, s ? " + " : "");
-				say_operand(&text, &step->sources[s]);
+				say_operand(&text, &plan->operands[step->sources + s]);
 			}
 		}
 		if (step->kind == PLAN_PUT && step->keep) {
 			say(&text, ", keep in ");
-			say_operand(&text, &step->destination);
+			say_operand(&text, &plan->operands[step->destination]);
 		}
 		static const struct plan_affine always;
 		bool guarded = step->guard.base != always.base;

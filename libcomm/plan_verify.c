@@ -3,7 +3,7 @@
  *
  * Every (block, chunk) of a buffer and every slot is one cell.  A cell's value is a fingerprint of the multiset of inputs summed in it: each input
  * chunk (rank, block, chunk) has a pseudo-random 64-bit number, a reduction adds them modulo 2^64, and a chunk that must hold each
- * rank's input exactly once is compared with the sum of all.  So a cell costs 16 bytes whatever the number of ranks; a wrong multiset is
+ * rank's input exactly once is compared with the sum of all.  So a cell costs 24 bytes whatever the number of ranks; a wrong multiset is
  * accepted with probability 2^-64.
  */
 #include <inttypes.h>
@@ -18,13 +18,20 @@ enum { DEFINED = 1, GRANTED = 2, UNUSED = 4 };
 
 struct cell {
 	uint64_t value;
-	uint32_t puts; /* not yet flushed puts that read it */
+	uint64_t elements; /* slots: how much landed there */
+	uint32_t puts;     /* not yet flushed puts that read it */
 	uint32_t flags;
 };
 
+/* What an operand names: the cells of `span` consecutive blocks. */
+struct area {
+	struct cell *cells;
+	uint32_t span, block;
+	uint64_t chunk;
+};
+
 struct grant {
-	struct cell *cell;
-	uint64_t elements;
+	struct area area;
 	unsigned repeat;
 };
 
@@ -53,7 +60,8 @@ struct actor {
 	const struct plan *plan;
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
-	struct cell *slots;   /* (channel_count * slots) */
+	struct cell *slots;   /* (channel_count * slots * slot_span) */
+	uint32_t slot_span;   /* the most blocks that one operand spans */
 	uint32_t at;
 	unsigned repeat, depth;
 	uint64_t vars[PLAN_MAX_DEPTH];
@@ -73,6 +81,7 @@ struct proof {
 	} *table;
 	size_t table_size;
 	uint64_t *complete; /* reductions: (blocks * chunks) fingerprint of every rank's input exactly once */
+	uint64_t *sums;     /* (blocks) values of the step at hand */
 };
 
 static uint64_t mixed(uint64_t x)
@@ -161,26 +170,36 @@ static void fill(struct actor *actor)
 		for (uint64_t chunk = 0; chunk < plan->chunks; chunk++) {
 			struct cell *cell = &actor->input[block * plan->chunks + chunk];
 			if (is_input)
-				*cell = (struct cell){fingerprint(plan->rank, block, chunk), 0, DEFINED | UNUSED};
+				*cell = (struct cell){.value = fingerprint(plan->rank, block, chunk), .flags = DEFINED | UNUSED};
 			else if (actor->input != actor->output)
 				*cell = (struct cell){0};
 		}
 	}
 }
 
-static enum st_status operand_cell(const struct actor *actor, const struct plan_operand *operand, struct cell **cell, uint64_t *elements)
+static uint64_t area_elements(const struct plan *plan, const struct area *area, uint32_t at)
+{
+	uint64_t offset, elements;
+	plan_chunk_range(plan, area->block + at, area->chunk, &offset, &elements);
+	return elements;
+}
+
+static enum st_status find_area(const struct actor *actor, const struct plan_operand *operand, struct area *area)
 {
 	const struct plan *plan = actor->plan;
-	uint32_t block = plan_operand_block(plan, operand, actor->vars);
-	uint64_t chunk = plan_operand_chunk(plan, operand, actor->vars), offset;
-	plan_chunk_range(plan, block, chunk, &offset, elements);
+	area->block = plan_operand_block(plan, operand, actor->vars);
+	area->chunk = plan_operand_chunk(plan, operand, actor->vars);
+	area->span = operand->span ? operand->span : 1;
+	if (area->span > plan->blocks - area->block)
+		return refuse(actor, "block %" PRIu32 " and %" PRIu32 " more of %" PRIu32, area->block, area->span - 1, plan->blocks);
 	if (operand->space == PLAN_SCRATCH) {
-		*cell = &actor->slots[operand->channel * (size_t)plan->slots + plan_operand_slot(plan, operand, actor->vars)];
+		size_t slot = operand->channel * (size_t)plan->slots + plan_operand_slot(plan, operand, actor->vars);
+		area->cells = &actor->slots[slot * actor->slot_span];
 		return ST_OK;
 	}
-	if (only_own(plan, operand->space) && block != plan->rank)
-		return refuse(actor, "block %" PRIu32 " of a buffer that holds the own block only", block);
-	*cell = &(operand->space == PLAN_INPUT ? actor->input : actor->output)[block * plan->chunks + chunk];
+	if (only_own(plan, operand->space) && (area->block != plan->rank || area->span > 1))
+		return refuse(actor, "block %" PRIu32 " of a buffer that holds the own block only", area->block);
+	area->cells = &(operand->space == PLAN_INPUT ? actor->input : actor->output)[area->block * plan->chunks + area->chunk];
 	return ST_OK;
 }
 
@@ -195,108 +214,137 @@ static enum st_status name_cell(const struct actor *actor, const struct plan_ope
 	return refuse(actor, "%s block %" PRIu32 " chunk %" PRIu64 " %s", operand->space == PLAN_INPUT ? "input" : "output", block, chunk, what);
 }
 
-static enum st_status read_cell(const struct actor *actor, const struct plan_operand *operand, uint64_t *value, uint64_t *elements,
-				struct cell **at)
+static enum st_status read_area(const struct actor *actor, const struct plan_operand *operand, struct area *area)
 {
-	struct cell *cell;
-	ST_TRY(operand_cell(actor, operand, &cell, elements));
-	if (cell->flags & GRANTED)
-		return name_cell(actor, operand, "is read while it is granted away");
-	if (!(cell->flags & DEFINED))
-		return name_cell(actor, operand, "is read before it was written");
-	cell->flags &= ~(uint32_t)UNUSED;
-	*value = cell->value;
-	*at = cell;
-	return ST_OK;
-}
-
-static enum st_status may_write(const struct actor *actor, const struct plan_operand *operand, const struct cell *cell, bool grant)
-{
-	if (cell->flags & GRANTED)
-		return name_cell(actor, operand, grant ? "is granted twice" : "is written while it is granted away");
-	if (cell->puts)
-		return name_cell(actor, operand, grant ? "is granted while it is still being put" : "is written while it is still being put");
-	if (cell->flags & UNUSED)
-		return name_cell(actor, operand, grant ? "is granted before its value was used" : "is written before its value was used");
-	return ST_OK;
-}
-
-/* Sum of the sources, which must all be as long as *elements (UINT64_MAX: not known yet). */
-static enum st_status read_sources(const struct actor *actor, const struct plan_step *step, uint64_t *sum, uint64_t *elements, struct cell **first)
-{
-	*sum = 0;
-	for (unsigned s = 0; s < step->source_count; s++) {
-		uint64_t value = 0, length = 0;
-		struct cell *cell = NULL;
-		ST_TRY(read_cell(actor, &step->sources[s], &value, &length, &cell));
-		if (!s)
-			*first = cell;
-		if (*elements == UINT64_MAX)
-			*elements = length;
-		if (length != *elements)
-			return name_cell(actor, &step->sources[s], "has another length than the other operands");
-		*sum += value;
+	ST_TRY(find_area(actor, operand, area));
+	for (uint32_t i = 0; i < area->span; i++) {
+		struct cell *cell = &area->cells[i];
+		if (cell->flags & GRANTED)
+			return name_cell(actor, operand, "is read while it is granted away");
+		if (!(cell->flags & DEFINED))
+			return name_cell(actor, operand, "is read before it was written");
+		if (operand->space == PLAN_SCRATCH && cell->elements != area_elements(actor->plan, area, i))
+			return name_cell(actor, operand, "is read with another length than it was written");
+		cell->flags &= ~(uint32_t)UNUSED;
 	}
 	return ST_OK;
 }
 
-static enum st_status write_destination(const struct actor *actor, const struct plan_step *step, uint64_t value, uint64_t elements)
+static enum st_status may_write(const struct actor *actor, const struct plan_operand *operand, const struct area *area, bool grant)
 {
-	struct cell *cell;
-	uint64_t length;
-	ST_TRY(operand_cell(actor, &step->destination, &cell, &length));
-	if (length != elements)
-		return name_cell(actor, &step->destination, "has another length than the sources");
-	ST_TRY(may_write(actor, &step->destination, cell, false));
-	cell->value = value;
-	cell->flags = DEFINED | UNUSED;
+	for (uint32_t i = 0; i < area->span; i++) {
+		const struct cell *cell = &area->cells[i];
+		if (cell->flags & GRANTED)
+			return name_cell(actor, operand, grant ? "is granted twice" : "is written while it is granted away");
+		if (cell->puts)
+			return name_cell(actor, operand, grant ? "is granted while it is still being put" : "is written while it is still being put");
+		if (cell->flags & UNUSED)
+			return name_cell(actor, operand, grant ? "is granted before its value was used" : "is written before its value was used");
+	}
 	return ST_OK;
+}
+
+static bool same_lengths(const struct plan *plan, const struct area *a, const struct area *b)
+{
+	for (uint32_t i = 0; i < a->span && a->span == b->span; i++)
+		if (area_elements(plan, a, i) != area_elements(plan, b, i))
+			return false;
+	return a->span == b->span;
+}
+
+/* Sums of the sources, which must all be of the same lengths, into proof->sums; *first: the first source. */
+static enum st_status read_sources(const struct proof *proof, const struct actor *actor, const struct plan_step *step, struct area *first)
+{
+	for (unsigned s = 0; s < step->source_count; s++) {
+		const struct plan_operand *operand = &actor->plan->operands[step->sources + s];
+		struct area area;
+		ST_TRY(read_area(actor, operand, &area));
+		if (!s)
+			*first = area;
+		if (!same_lengths(actor->plan, first, &area))
+			return name_cell(actor, operand, "has another length than the other operands");
+		for (uint32_t i = 0; i < area.span; i++)
+			proof->sums[i] = s ? proof->sums[i] + area.cells[i].value : area.cells[i].value;
+	}
+	return ST_OK;
+}
+
+static void store(const struct proof *proof, const struct plan *plan, const struct area *area, uint32_t flags)
+{
+	for (uint32_t i = 0; i < area->span; i++) {
+		area->cells[i].value = proof->sums[i];
+		area->cells[i].elements = area_elements(plan, area, i);
+		area->cells[i].flags = flags;
+	}
+}
+
+static enum st_status write_destination(const struct proof *proof, const struct actor *actor, const struct plan_step *step, const struct area *source)
+{
+	const struct plan_operand *operand = &actor->plan->operands[step->destination];
+	struct area area;
+	ST_TRY(find_area(actor, operand, &area));
+	if (!same_lengths(actor->plan, &area, source))
+		return name_cell(actor, operand, "has another length than the sources");
+	ST_TRY(may_write(actor, operand, &area, false));
+	store(proof, actor->plan, &area, DEFINED | UNUSED);
+	return ST_OK;
+}
+
+static enum st_status put(const struct proof *proof, struct actor *actor, const struct plan_step *step)
+{
+	const struct plan *plan = actor->plan;
+	struct wire *wire = actor->wires[step->channel];
+	struct area source;
+	ST_TRY(read_sources(proof, actor, step, &source));
+	struct grant grant = pop(&wire->grants);
+	if (grant.repeat != actor->repeat)
+		return refuse(actor, "channel %u: the put meets a grant of operation %u", step->channel, grant.repeat);
+	if (!same_lengths(plan, &source, &grant.area)) {
+		uint64_t carried = 0, granted = 0;
+		for (uint32_t i = 0; i < source.span; i++)
+			carried += area_elements(plan, &source, i);
+		for (uint32_t i = 0; i < grant.area.span; i++)
+			granted += area_elements(plan, &grant.area, i);
+		return refuse(actor, "channel %u: the put carries %" PRIu64 " elements of %" PRIu32 " blocks, %" PRIu64 " of %" PRIu32 " are granted",
+			      step->channel, carried, source.span, granted, grant.area.span);
+	}
+	/* The receiver can't look before its WAIT, so when exactly the data lands makes no difference. */
+	store(proof, plan, &grant.area, GRANTED);
+	if (!push(&wire->landed, grant))
+		return no_memory();
+	if (step->keep)
+		ST_TRY(write_destination(proof, actor, step, &source));
+	if (plan->channels[step->channel].mapped)
+		return ST_OK;
+	for (uint32_t i = 0; i < source.span; i++)
+		source.cells[i].puts++;
+	return push(&wire->unflushed, (struct grant){.area = source}) ? ST_OK : no_memory();
 }
 
 /* *moved says whether the step is done or must wait for another rank. */
-static enum st_status run_step(struct actor *actor, const struct plan_step *step, bool *moved)
+static enum st_status run_step(const struct proof *proof, struct actor *actor, const struct plan_step *step, bool *moved)
 {
+	const struct plan *plan = actor->plan;
 	struct wire *wire = step->kind <= PLAN_WAIT ? actor->wires[step->channel] : NULL;
-	uint64_t elements = UINT64_MAX, sum;
-	struct cell *cell;
+	struct area area;
 	*moved = true;
 	switch (step->kind) {
 	case PLAN_READY:
-		ST_TRY(operand_cell(actor, &step->destination, &cell, &elements));
-		ST_TRY(may_write(actor, &step->destination, cell, true));
-		cell->flags = GRANTED;
+		ST_TRY(find_area(actor, &plan->operands[step->destination], &area));
+		ST_TRY(may_write(actor, &plan->operands[step->destination], &area, true));
+		for (uint32_t i = 0; i < area.span; i++)
+			area.cells[i].flags = GRANTED;
 		wire->granted++;
-		if (!push(&wire->grants, (struct grant){cell, elements, actor->repeat}))
-			return no_memory();
-		return ST_OK;
-	case PLAN_PUT: {
-		if (!wire->grants.count) {
-			*moved = false;
-			return ST_OK;
-		}
-		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
-		struct grant grant = pop(&wire->grants);
-		if (grant.repeat != actor->repeat)
-			return refuse(actor, "channel %u: the put meets a grant of operation %u", step->channel, grant.repeat);
-		if (grant.elements != elements)
-			return refuse(actor, "channel %u: the put carries %" PRIu64 " elements, %" PRIu64 " are granted", step->channel, elements,
-				      grant.elements);
-		/* The receiver can't look before its WAIT, so when exactly the data lands makes no difference. */
-		grant.cell->value = sum;
-		if (!push(&wire->landed, grant))
-			return no_memory();
-		if (step->keep)
-			ST_TRY(write_destination(actor, step, sum, elements));
-		if (!actor->plan->channels[step->channel].mapped) {
-			cell->puts++;
-			if (!push(&wire->unflushed, (struct grant){.cell = cell}))
-				return no_memory();
-		}
-		return ST_OK;
-	}
+		return push(&wire->grants, (struct grant){area, actor->repeat}) ? ST_OK : no_memory();
+	case PLAN_PUT:
+		*moved = wire->grants.count;
+		return *moved ? put(proof, actor, step) : ST_OK;
 	case PLAN_FLUSH:
-		while (wire->unflushed.count > step->count)
-			pop(&wire->unflushed).cell->puts--;
+		while (wire->unflushed.count > step->count) {
+			area = pop(&wire->unflushed).area;
+			for (uint32_t i = 0; i < area.span; i++)
+				area.cells[i].puts--;
+		}
 		return ST_OK;
 	case PLAN_WAIT: {
 		if (!wire->landed.count) {
@@ -306,14 +354,15 @@ static enum st_status run_step(struct actor *actor, const struct plan_step *step
 		struct grant grant = pop(&wire->landed);
 		if (grant.repeat != actor->repeat)
 			return refuse(actor, "channel %u: waits for a put of operation %u", step->channel, grant.repeat);
-		grant.cell->flags = DEFINED | UNUSED;
+		for (uint32_t i = 0; i < grant.area.span; i++)
+			grant.area.cells[i].flags = DEFINED | UNUSED;
 		wire->waited++;
 		return ST_OK;
 	}
 	case PLAN_REDUCE:
 	case PLAN_COPY:
-		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
-		return write_destination(actor, step, sum, elements);
+		ST_TRY(read_sources(proof, actor, step, &area));
+		return write_destination(proof, actor, step, &area);
 	default: return ST_OK;
 	}
 }
@@ -341,9 +390,9 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 		}
 		if (wire->granted != wire->waited)
 			return refuse(actor, "channel %" PRIu32 ": %" PRIu64 " grants were not waited for", i, wire->granted - wire->waited);
-		for (uint32_t s = 0; s < plan->slots; s++)
-			if (actor->slots[i * (size_t)plan->slots + s].flags & UNUSED)
-				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s);
+		for (uint32_t s = 0; s < plan->slots * actor->slot_span; s++)
+			if (actor->slots[i * (size_t)plan->slots * actor->slot_span + s].flags & UNUSED)
+				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s / actor->slot_span);
 	}
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		if (plan->compact_output && block != plan->rank)
@@ -408,7 +457,7 @@ static enum st_status advance(struct proof *proof, struct actor *actor, bool *pr
 			actor->at++;
 		} else {
 			bool moved;
-			ST_TRY(run_step(actor, step, &moved));
+			ST_TRY(run_step(proof, actor, step, &moved));
 			if (!moved)
 				break;
 			actor->at++;
@@ -447,7 +496,8 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 		proof->table_size *= 2;
 	proof->table = calloc(proof->table_size, sizeof *proof->table);
 	proof->actors = calloc(proof->size, sizeof *proof->actors);
-	if (!proof->table || !proof->actors)
+	proof->sums = calloc(plans[0]->blocks, sizeof *proof->sums);
+	if (!proof->table || !proof->actors || !proof->sums)
 		return no_memory();
 	if (plans[0]->collective == PLAN_ALLREDUCE || plans[0]->collective == PLAN_REDUCE_SCATTER) {
 		proof->complete = calloc(plans[0]->blocks * plans[0]->chunks, sizeof *proof->complete);
@@ -465,7 +515,11 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 		actor->wires = calloc(plan->channel_count + 1, sizeof(struct wire *));
 		actor->output = calloc(cells, sizeof *actor->output);
 		actor->input = plan->in_place ? actor->output : calloc(cells, sizeof *actor->input);
-		actor->slots = calloc(plan->channel_count * (size_t)plan->slots + 1, sizeof *actor->slots);
+		actor->slot_span = 1;
+		for (uint32_t i = 0; i < plan->operand_count; i++)
+			if (plan->operands[i].span > actor->slot_span)
+				actor->slot_span = plan->operands[i].span;
+		actor->slots = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->slots);
 		if (!actor->wires || !actor->input || !actor->output || !actor->slots)
 			return no_memory();
 		fill(actor);
@@ -554,6 +608,7 @@ enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsig
 		free(proof.table[i].wire.unflushed.items);
 	}
 	free(proof.complete);
+	free(proof.sums);
 	free(proof.table);
 	free(proof.actors);
 	return status;

@@ -39,6 +39,17 @@ static struct plan_step *step(struct plan *plan, enum plan_step_kind kind, uint1
 	return made;
 }
 
+static void from(struct plan *plan, struct plan_step *to, struct plan_operand source)
+{
+	CHECK(plan_add_source(plan, to, &source));
+}
+
+static struct plan_step *into(struct plan *plan, struct plan_step *to, struct plan_operand destination)
+{
+	CHECK(plan_set_destination(plan, to, &destination));
+	return to;
+}
+
 static struct plan_operand operand(enum plan_space space, uint16_t channel, int32_t ahead)
 {
 	return (struct plan_operand){.space = space, .channel = channel, .slot = {.base = ahead, .v = {1}}, .chunk = {.base = ahead, .v = {1}}};
@@ -63,25 +74,20 @@ static struct plan *star(uint32_t rank, bool mapped)
 			CHECK(plan_add_channel(plan, peer, true, mapped, 0));
 		}
 		for (uint16_t in = 0; in < 4; in += 2) {
-			step(plan, PLAN_READY, in)->destination = operand(PLAN_SCRATCH, in, 0);
-			step(plan, PLAN_READY, in)->destination = operand(PLAN_SCRATCH, in, 1);
+			into(plan, step(plan, PLAN_READY, in), operand(PLAN_SCRATCH, in, 0));
+			into(plan, step(plan, PLAN_READY, in), operand(PLAN_SCRATCH, in, 1));
 		}
 		step(plan, PLAN_LOOP, 0)->count = plan->chunks;
 		step(plan, PLAN_WAIT, 0);
 		step(plan, PLAN_WAIT, 2);
-		struct plan_step *sum = step(plan, PLAN_REDUCE, 0);
-		sum->source_count = 3;
-		sum->sources[0] = operand(PLAN_INPUT, 0, 0);
-		sum->sources[1] = operand(PLAN_SCRATCH, 0, 0);
-		sum->sources[2] = operand(PLAN_SCRATCH, 2, 0);
-		sum->destination = operand(PLAN_OUTPUT, 0, 0);
+		struct plan_step *sum = into(plan, step(plan, PLAN_REDUCE, 0), operand(PLAN_OUTPUT, 0, 0));
+		from(plan, sum, operand(PLAN_INPUT, 0, 0));
+		from(plan, sum, operand(PLAN_SCRATCH, 0, 0));
+		from(plan, sum, operand(PLAN_SCRATCH, 2, 0));
 		for (uint16_t in = 0; in < 4; in += 2) {
-			struct plan_step *ready = step(plan, PLAN_READY, in);
-			ready->destination = operand(PLAN_SCRATCH, in, 2);
+			struct plan_step *ready = into(plan, step(plan, PLAN_READY, in), operand(PLAN_SCRATCH, in, 2));
 			ready->guard = (struct plan_affine){.base = (int32_t)plan->chunks - 3, .v = {-1}};
-			struct plan_step *put = step(plan, PLAN_PUT, (uint16_t)(in + 1));
-			put->source_count = 1;
-			put->sources[0] = operand(PLAN_OUTPUT, 0, 0);
+			from(plan, step(plan, PLAN_PUT, (uint16_t)(in + 1)), operand(PLAN_OUTPUT, 0, 0));
 		}
 		step(plan, PLAN_END, 0);
 		if (!mapped) {
@@ -92,17 +98,11 @@ static struct plan *star(uint32_t rank, bool mapped)
 	}
 	CHECK(plan_add_channel(plan, 0, true, mapped, 0) && plan_add_channel(plan, 0, false, mapped, 0));
 	step(plan, PLAN_LOOP, 0)->count = plan->chunks;
-	step(plan, PLAN_READY, 1)->destination = operand(mapped ? PLAN_SCRATCH : PLAN_OUTPUT, 1, 0);
-	struct plan_step *put = step(plan, PLAN_PUT, 0);
-	put->source_count = 1;
-	put->sources[0] = operand(PLAN_INPUT, 0, 0);
+	into(plan, step(plan, PLAN_READY, 1), operand(mapped ? PLAN_SCRATCH : PLAN_OUTPUT, 1, 0));
+	from(plan, step(plan, PLAN_PUT, 0), operand(PLAN_INPUT, 0, 0));
 	step(plan, PLAN_WAIT, 1);
-	if (mapped) {
-		struct plan_step *copy = step(plan, PLAN_COPY, 0);
-		copy->source_count = 1;
-		copy->sources[0] = operand(PLAN_SCRATCH, 1, 0);
-		copy->destination = operand(PLAN_OUTPUT, 0, 0);
-	}
+	if (mapped)
+		from(plan, into(plan, step(plan, PLAN_COPY, 0), operand(PLAN_OUTPUT, 0, 0)), operand(PLAN_SCRATCH, 1, 0));
 	step(plan, PLAN_END, 0);
 	if (!mapped)
 		step(plan, PLAN_FLUSH, 0);

@@ -16,16 +16,21 @@ static unsigned long proved;
 		}                                                                                                    \
 	} while (0)
 
-/* mapped: which links are mapped, bit (position of the sender % 32). */
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	(void)receiver;
+	return *(const uint32_t *)context >> (sender % 32) & 1;
+}
+
+/* mapped: which links are mapped, bit (sender % 32). */
 static struct plan **build_all(struct plan_shape shape, uint32_t mapped)
 {
 	struct plan **plans = calloc(shape.size, sizeof *plans);
 	CHECK(plans);
+	shape.mapped = is_mapped;
+	shape.mapped_context = &mapped;
 	for (uint32_t position = 0; position < shape.size; position++) {
-		uint32_t previous = (position + shape.size - 1) % shape.size;
 		shape.rank = shape.order ? shape.order[position] : position;
-		shape.mapped_out = mapped >> (position % 32) & 1;
-		shape.mapped_in = mapped >> (previous % 32) & 1;
 		if (plan_build_ring(&shape, &plans[shape.rank]) != ST_OK) {
 			fprintf(stderr, "build: %s\n", st_message());
 			exit(1);

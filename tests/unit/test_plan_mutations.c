@@ -40,10 +40,19 @@ struct value {
 #define GARBAGE UINT32_MAX
 #define REPEATS 2
 
+#define MAX_SPAN 8
+struct area {
+	struct value *values;
+	uint32_t span;
+	uint64_t elements[MAX_SPAN];
+};
+struct data {
+	struct value values[MAX_SPAN];
+};
+
 struct message {
-	struct value *from, *to; /* from NULL: `data` is already it */
-	struct value data;
-	uint64_t elements, granted;
+	struct area from, to; /* from.values NULL: `data` is already it */
+	struct data data;
 	int stage; /* 0 put, 1 source read, 2 target half written, 3 landed */
 };
 
@@ -66,17 +75,35 @@ struct adversary_rank {
 
 static bool trouble; /* something that the engine would report or that can't be right */
 
-static struct value *cell(struct adversary_rank *rank, const struct plan_operand *operand, uint64_t *elements)
+static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 {
 	const struct plan *plan = rank->plan;
+	const struct plan_operand *operand = &plan->operands[operand_index];
 	uint32_t block = plan_operand_block(plan, operand, rank->vars);
 	uint64_t chunk = plan_operand_chunk(plan, operand, rank->vars), offset;
-	plan_chunk_range(plan, block, chunk, &offset, elements);
+	struct area area = {.span = operand->span ? operand->span : 1};
+	if (area.span > plan->blocks - block) {
+		trouble = true;
+		area.span = plan->blocks - block;
+	}
+	CHECK(area.span <= MAX_SPAN);
+	for (uint32_t i = 0; i < area.span; i++) {
+		plan_chunk_range(plan, block + i, chunk, &offset, &area.elements[i]);
+		if ((operand->space == PLAN_INPUT ? plan->compact_input : operand->space == PLAN_OUTPUT ? plan->compact_output : false) &&
+		    block + i != plan->rank && area.elements[i])
+			trouble = true; /* would be outside of the buffer */
+	}
 	if (operand->space == PLAN_SCRATCH)
-		return &rank->slots[operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)];
-	if ((operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output) && block != plan->rank && *elements)
-		trouble = true; /* would be outside of the buffer */
-	return &(operand->space == PLAN_INPUT ? rank->input : rank->output)[block * plan->chunks + chunk];
+		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN];
+	else
+		area.values = &(operand->space == PLAN_INPUT ? rank->input : rank->output)[block * plan->chunks + chunk];
+	return area;
+}
+
+static void same_size(const struct area *a, const struct area *b)
+{
+	if (a->span != b->span || memcmp(a->elements, b->elements, a->span * sizeof *a->elements))
+		trouble = true;
 }
 
 static struct value add(struct value a, struct value b)
@@ -88,16 +115,23 @@ static struct value add(struct value a, struct value b)
 	return a;
 }
 
-static struct value combine(struct adversary_rank *rank, const struct plan_step *step, uint64_t *elements)
+static struct data combine(struct adversary_rank *rank, const struct plan_step *step, struct area *first)
 {
-	struct value sum = *cell(rank, &step->sources[0], elements);
-	for (unsigned s = 1; s < step->source_count; s++) {
-		uint64_t length;
-		sum = add(sum, *cell(rank, &step->sources[s], &length));
-		if (length != *elements)
-			trouble = true;
+	struct data sum = {0};
+	for (unsigned s = 0; s < step->source_count; s++) {
+		struct area source = area(rank, step->sources + s);
+		if (!s)
+			*first = source;
+		same_size(first, &source);
+		for (uint32_t i = 0; i < source.span && i < first->span; i++)
+			sum.values[i] = s ? add(sum.values[i], source.values[i]) : source.values[i];
 	}
 	return sum;
+}
+
+static void store(const struct area *to, const struct data *data)
+{
+	memcpy(to->values, data->values, to->span * sizeof *to->values);
 }
 
 static void begin_operation(struct adversary_rank *rank)
@@ -153,12 +187,15 @@ static bool carry(struct adversary_wire *wire)
 	struct message *message = &wire->messages[wire->landed];
 	switch (message->stage++) {
 	case 0:
-		if (message->from)
-			message->data = *message->from;
+		if (message->from.values)
+			memcpy(message->data.values, message->from.values, message->from.span * sizeof *message->from.values);
 		break;
-	case 1: message->to->what = GARBAGE; break;
+	case 1:
+		for (uint32_t i = 0; i < message->to.span; i++)
+			message->to.values[i].what = GARBAGE;
+		break;
 	default:
-		*message->to = message->data;
+		store(&message->to, &message->data);
 		wire->landed++;
 		break;
 	}
@@ -181,7 +218,7 @@ static bool advance(struct adversary_rank *rank)
 	}
 	const struct plan_step *step = &plan->steps[rank->at];
 	struct adversary_wire *wire = step->kind <= PLAN_WAIT ? rank->wires[step->channel] : NULL;
-	uint64_t elements;
+	struct area source, destination;
 	if (step->kind == PLAN_LOOP) {
 		rank->loops[rank->depth] = rank->at;
 		rank->vars[rank->depth++] = 0;
@@ -220,25 +257,24 @@ static bool advance(struct adversary_rank *rank)
 		}
 		message = &wire->messages[wire->grants++];
 		memset(message, 0, sizeof *message);
-		message->to = cell(rank, &step->destination, &message->granted);
+		message->to = area(rank, step->destination);
 		break;
 	case PLAN_PUT:
 		if (wire->puts == wire->grants)
 			return false;
 		message = &wire->messages[wire->puts++];
 		if (plan->channels[step->channel].mapped) {
-			message->data = combine(rank, step, &message->elements);
-			*message->to = message->data;
+			message->data = combine(rank, step, &source);
+			store(&message->to, &message->data);
 			if (step->keep) {
-				*cell(rank, &step->destination, &elements) = message->data;
-				if (elements != message->elements)
-					trouble = true;
+				destination = area(rank, step->destination);
+				store(&destination, &message->data);
+				same_size(&destination, &source);
 			}
 		} else {
-			message->from = cell(rank, &step->sources[0], &message->elements);
+			source = message->from = area(rank, step->sources);
 		}
-		if (message->elements != message->granted)
-			trouble = true;
+		same_size(&message->to, &source);
 		break;
 	case PLAN_FLUSH:
 		/* As late as possible: sources are read one by one until few enough are left. */
@@ -254,11 +290,10 @@ static bool advance(struct adversary_rank *rank)
 		break;
 	case PLAN_REDUCE:
 	case PLAN_COPY: {
-		struct value sum = combine(rank, step, &elements);
-		uint64_t length;
-		*cell(rank, &step->destination, &length) = sum;
-		if (length != elements)
-			trouble = true;
+		struct data sum = combine(rank, step, &source);
+		destination = area(rank, step->destination);
+		store(&destination, &sum);
+		same_size(&destination, &source);
 		break;
 	}
 	default: break;
@@ -280,8 +315,8 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		ranks[r].plan = plan;
 		for (int i = 0; i < 2 * REPEATS; i++)
 			CHECK(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks, sizeof(struct value)));
-		CHECK(ranks[r].slots = calloc(plan->channel_count * plan->slots + 1, sizeof(struct value)));
-		for (uint32_t i = 0; i < plan->channel_count * plan->slots; i++)
+		CHECK(ranks[r].slots = calloc(plan->channel_count * plan->slots * MAX_SPAN + 1, sizeof(struct value)));
+		for (uint32_t i = 0; i < plan->channel_count * plan->slots * MAX_SPAN; i++)
 			ranks[r].slots[i].what = GARBAGE;
 		begin_operation(&ranks[r]);
 		for (uint32_t i = 0; i < plan->channel_count; i++)
@@ -361,12 +396,12 @@ static bool same_step(const struct plan_step *a, const struct plan_step *b)
 	return !memcmp(a, b, sizeof *a);
 }
 
-static struct plan_operand *operand_of(struct plan_step *step, unsigned which)
+static struct plan_operand *operand_of(const struct plan *plan, const struct plan_step *step, unsigned which)
 {
 	bool to = step->kind == PLAN_READY || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY || (step->kind == PLAN_PUT && step->keep);
 	if (to && !which--)
-		return &step->destination;
-	return which < step->source_count ? &step->sources[which] : NULL;
+		return &plan->operands[step->destination];
+	return which < step->source_count ? &plan->operands[step->sources + which] : NULL;
 }
 
 static void move_step(struct plan *plan, uint32_t from, uint32_t to)
@@ -383,7 +418,7 @@ static void move_step(struct plan *plan, uint32_t from, uint32_t to)
 static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsigned which)
 {
 	struct plan_step *step = &plan->steps[at], copy = *step;
-	struct plan_operand *operand = operand_of(step, which);
+	struct plan_operand *operand = operand_of(plan, step, which);
 	static const struct plan_affine always;
 	bool guarded = memcmp(&step->guard, &always, sizeof always);
 	bool loop = step->kind == PLAN_LOOP || step->kind == PLAN_END;
@@ -431,8 +466,8 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 		if (which || at || plan->slots < 2)
 			return false;
 		for (uint32_t i = 0; i < plan->step_count; i++)
-			for (unsigned o = 0; operand_of(&plan->steps[i], o); o++)
-				if (operand_of(&plan->steps[i], o)->space == PLAN_SCRATCH) {
+			for (unsigned o = 0; operand_of(plan, &plan->steps[i], o); o++)
+				if (operand_of(plan, &plan->steps[i], o)->space == PLAN_SCRATCH) {
 					plan->slots--;
 					return true;
 				}
@@ -533,8 +568,8 @@ static uint64_t behaviour(const struct plan *plan)
 		}
 		hash = (hash ^ step->kind) * UINT64_C(0x9e3779b97f4a7c15) + step->keep;
 		hash = (hash ^ (step->kind <= PLAN_WAIT ? step->channel : 0)) * UINT64_C(0xbf58476d1ce4e5b9);
-		for (unsigned o = 0; operand_of((struct plan_step *)(uintptr_t)step, o); o++) {
-			const struct plan_operand *operand = operand_of((struct plan_step *)(uintptr_t)step, o);
+		for (unsigned o = 0; operand_of(plan, step, o); o++) {
+			const struct plan_operand *operand = operand_of(plan, step, o);
 			uint32_t block = plan_operand_block(plan, operand, rank.vars);
 			uint64_t chunk = plan_operand_chunk(plan, operand, rank.vars), offset, elements, place;
 			plan_chunk_range(plan, block, chunk, &offset, &elements);
@@ -553,12 +588,19 @@ static unsigned long same_behaviour;
 static struct plan *plans[MAX_RANKS];
 static unsigned long adversary_runs, refused_tried, refused_wrong;
 
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	unsigned mapped = *(const unsigned *)context;
+	(void)receiver;
+	return mapped == 1 || (mapped == 2 && sender % 2);
+}
+
 static void build(struct plan_shape shape, unsigned mapped)
 {
+	shape.mapped = is_mapped;
+	shape.mapped_context = &mapped;
 	for (uint32_t p = 0; p < shape.size; p++) {
 		shape.rank = p;
-		shape.mapped_out = mapped == 1 || (mapped == 2 && p % 2);
-		shape.mapped_in = mapped == 1 || (mapped == 2 && (p + shape.size - 1) % shape.size % 2);
 		CHECK(plan_build_ring(&shape, &plans[p]) == ST_OK);
 	}
 }
@@ -736,9 +778,9 @@ static void known_faults(void)
 
 	plan = mutant_of(sum, 1, 0);
 	for (uint32_t i = 0; i < plan->step_count; i++)
-		for (unsigned o = 0; operand_of(&plan->steps[i], o); o++)
-			if (operand_of(&plan->steps[i], o)->space == PLAN_SCRATCH) {
-				struct plan_affine *slot = &operand_of(&plan->steps[i], o)->slot;
+		for (unsigned o = 0; operand_of(plan, &plan->steps[i], o); o++)
+			if (operand_of(plan, &plan->steps[i], o)->space == PLAN_SCRATCH) {
+				struct plan_affine *slot = &operand_of(plan, &plan->steps[i], o)->slot;
 				memset(slot, 0, sizeof *slot);
 			}
 	must_refuse(4, "one slot for all", "is granted twice");
@@ -769,7 +811,7 @@ static void known_faults(void)
 	plan = mutant_of(cast, 0, 1);
 	for (uint32_t i = 0; i < plan->step_count; i++)
 		if (plan->steps[i].kind == PLAN_READY)
-			plan->steps[i].destination.chunk.base++;
+			plan->operands[plan->steps[i].destination].chunk.base++;
 	must_refuse(4, "lands in another chunk's place", "");
 
 	struct plan_shape uneven = sum;
