@@ -141,6 +141,12 @@ struct plan_shape {
  * all-gather of nothing, p-1 hops.  ST_ERR_USAGE for a shape that makes no sense.  *plan is set only on success; plan_free it. */
 enum st_status plan_build_ring(const struct plan_shape *shape, struct plan **plan);
 
+/* Recursive halving and doubling (Rabenseifner): all-reduce in 2 lg p messages at the ring's bandwidth.  slots >= 1. */
+enum st_status plan_build_halving(const struct plan_shape *shape, struct plan **plan);
+
+/* Recursive doubling: all-reduce in lg p messages, each of everything, for few bytes.  slots >= 1. */
+enum st_status plan_build_doubling(const struct plan_shape *shape, struct plan **plan);
+
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);

@@ -40,7 +40,7 @@ struct value {
 #define GARBAGE UINT32_MAX
 #define REPEATS 2
 
-#define MAX_SPAN 8
+#define MAX_SPAN 16
 struct area {
 	struct value *values;
 	uint32_t span;
@@ -306,7 +306,7 @@ static bool advance(struct adversary_rank *rank)
 static bool survives(const struct plan *const *plans, uint32_t size)
 {
 	static struct adversary_rank ranks[MAX_RANKS];
-	struct adversary_wire *all[MAX_RANKS * 4];
+	struct adversary_wire *all[MAX_RANKS * 12];
 	size_t wire_count = 0;
 	trouble = false;
 	memset(ranks, 0, sizeof ranks);
@@ -380,12 +380,12 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 
 enum mutation {
 	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
-	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, MUTATIONS
+	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
 	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped"};
+	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span"};
 
 static struct {
 	unsigned long refused, accepted;
@@ -536,6 +536,11 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		step->keep = false;
 		return true;
+	case WRONG_SPAN:
+		if (!operand || plan->chunks != 1 || plan->order)
+			return false;
+		operand->span = operand->span > 1 ? operand->span - 1 : 2;
+		return true;
 	case MUTATIONS: break;
 	}
 	return false;
@@ -595,14 +600,30 @@ static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
 	return mapped == 1 || (mapped == 2 && sender % 2);
 }
 
-static void build(struct plan_shape shape, unsigned mapped)
+struct algorithm {
+	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
+	unsigned collectives; /* mask of 1 << enum plan_collective */
+	uint32_t least_slots; /* broadcast: 1 */
+};
+static const struct algorithm algorithms[] = {
+	{plan_build_ring, ~0u, 2},
+	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1},
+	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1},
+};
+
+static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
 {
 	shape.mapped = is_mapped;
 	shape.mapped_context = &mapped;
 	for (uint32_t p = 0; p < shape.size; p++) {
 		shape.rank = p;
-		CHECK(plan_build_ring(&shape, &plans[p]) == ST_OK);
+		CHECK(algorithm->build(&shape, &plans[p]) == ST_OK);
 	}
+}
+
+static void build(struct plan_shape shape, unsigned mapped)
+{
+	build_with(&algorithms[0], shape, mapped);
 }
 
 static void free_plans(uint32_t size)
@@ -672,14 +693,15 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 			}
 }
 
-static void every_mutant(void)
+static void every_mutant(const struct algorithm *algorithm)
 {
 	for (uint32_t size = 1; size <= MAX_RANKS; size++)
 		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++)
 			for (uint32_t chunks = 1; chunks <= 3; chunks++)
 				for (uint32_t slots = 1; slots <= 4; slots++)
 					for (unsigned variant = 0; variant < 6; variant++) {
-						if (slots < 2 && collective != PLAN_BROADCAST)
+						if (!(algorithm->collectives >> collective & 1) ||
+						    (slots < algorithm->least_slots && collective != PLAN_BROADCAST))
 							continue;
 						/* A sample of the combinations, each appearing for some size; all of them in the long form. */
 						const char *all = getenv("LONG");
@@ -694,7 +716,10 @@ static void every_mutant(void)
 							shape.elements = shape.elements / size * size;
 						if (collective == PLAN_BARRIER)
 							shape.elements = 0;
-						build(shape, variant / 2);
+						/* Blocks so short that several of them travel together. */
+						if (collective == PLAN_ALLREDUCE && slots == 3 && chunks == 1)
+							shape.elements = size;
+						build_with(algorithm, shape, variant / 2);
 						for (uint32_t victim = 0; victim < size; victim++)
 							if (size <= 3 || victim == (chunks + slots + variant) % size)
 								try_mutants(size, victim, 5);
@@ -840,7 +865,15 @@ static void known_faults(void)
 int main(void)
 {
 	known_faults();
-	every_mutant();
+	for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
+		unsigned long before = 0, after = 0;
+		for (int m = 0; m < MUTATIONS; m++)
+			before += tally[m].refused + tally[m].accepted;
+		every_mutant(&algorithms[a]);
+		for (int m = 0; m < MUTATIONS; m++)
+			after += tally[m].refused + tally[m].accepted;
+		printf("%lu mutants of algorithm %zu\n", after - before, a);
+	}
 	unsigned long refused = 0, accepted = 0;
 	printf("%-52s %10s %10s\n", "mutation", "refused", "harmless");
 	for (int m = 0; m < MUTATIONS; m++) {

@@ -1,0 +1,237 @@
+/*
+ * Plans of every algorithm are proved right: all sizes from 1 to 64, every slot depth that is allowed, in place and not, mapped links, others
+ * and mixtures, ranks in any order; thousands of ranks; and what a plan costs in memory at 131,072 ranks.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "libcomm/plan.h"
+
+#define CHECK(x)                                                                                           \
+	do {                                                                                               \
+		if (!(x)) {                                                                                \
+			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
+			exit(1);                                                                           \
+		}                                                                                          \
+	} while (0)
+
+static const struct algorithm {
+	const char *name;
+	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
+	uint32_t least_slots;
+	unsigned collectives; /* mask of 1 << enum plan_collective */
+} algorithms[] = {
+	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE},
+	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE},
+};
+#define ALGORITHMS (sizeof algorithms / sizeof *algorithms)
+
+static unsigned long proved;
+static uint64_t state = 88172645463325252u;
+static uint32_t draw(uint32_t n)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return (uint32_t)(state >> 20) % n;
+}
+
+/* 0: none mapped; 1: all; 2: within the node of so many ranks; 3: some, without any sense. */
+struct links {
+	unsigned kind;
+	uint32_t per_node;
+};
+
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	const struct links *links = context;
+	switch (links->kind) {
+	case 0: return false;
+	case 1: return true;
+	case 2: return sender / links->per_node == receiver / links->per_node;
+	default: return (sender * 7 + receiver * 13) % 5 < 2;
+	}
+}
+
+static struct plan **build_all(const struct algorithm *algorithm, struct plan_shape shape, struct links links)
+{
+	struct plan **plans = calloc(shape.size, sizeof *plans);
+	CHECK(plans);
+	shape.mapped = is_mapped;
+	shape.mapped_context = &links;
+	for (shape.rank = 0; shape.rank < shape.size; shape.rank++)
+		if (algorithm->build(&shape, &plans[shape.rank]) != ST_OK) {
+			fprintf(stderr, "%s: %s\n", algorithm->name, st_message());
+			exit(1);
+		}
+	return plans;
+}
+
+static void free_all(struct plan **plans, uint32_t size)
+{
+	for (uint32_t r = 0; r < size; r++)
+		plan_free(plans[r]);
+	free(plans);
+}
+
+static void prove(const struct algorithm *algorithm, const struct plan_shape *shape, struct links links, unsigned repeats)
+{
+	struct plan **plans = build_all(algorithm, *shape, links);
+	if (plan_verify((const struct plan *const *)plans, shape->size, repeats) != ST_OK) {
+		static char text[1 << 16];
+		fprintf(stderr, "%s, %s of %" PRIu64 ", %u ranks, chunks of %" PRIu64 ", %u slots, in place %d, root %u, links %u: %s\n", algorithm->name,
+			plan_collective_name(shape->collective), shape->elements, shape->size, shape->chunk_elements, shape->slots, shape->in_place,
+			shape->root, links.kind, st_message());
+		plan_print(plans[0], text, sizeof text);
+		fputs(text, stderr);
+		exit(1);
+	}
+	for (uint32_t r = 0; r < shape->size; r++)
+		for (uint32_t o = 0; o < plans[r]->operand_count; o++) {
+			/* What a slot holds is never longer than a slot. */
+			const struct plan *plan = plans[r];
+			uint64_t span = plan->operands[o].span ? plan->operands[o].span : 1;
+			uint64_t longest = plan_block_elements(plan, 0);
+			if (longest > plan->chunk_elements)
+				longest = plan->chunk_elements;
+			CHECK(plan->operands[o].space != PLAN_SCRATCH || span * longest <= shape->chunk_elements);
+		}
+	proved++;
+	free_all(plans, shape->size);
+}
+
+static void shuffle(uint32_t *order, uint32_t size)
+{
+	for (uint32_t i = 0; i < size; i++)
+		order[i] = i;
+	for (uint32_t i = size; i > 1; i--) {
+		uint32_t j = draw(i), other = order[j];
+		order[j] = order[i - 1];
+		order[i - 1] = other;
+	}
+}
+
+static void every_size(const struct algorithm *algorithm, enum plan_collective collective)
+{
+	uint32_t order[64], position[64];
+	const char *all = getenv("LONG");
+	const unsigned times = all && *all ? 20 : 1;
+	for (uint32_t size = 1; size <= 64; size++)
+		for (uint32_t slots = algorithm->least_slots; slots <= 4; slots++)
+			for (unsigned kind = 0; kind < 4; kind++)
+				for (unsigned variant = 0; variant < 4 * times; variant++) {
+					if (size > 16 && times == 1 && (kind + variant + size + slots) % 4)
+						continue;
+					/* From nothing over less than one element per rank to several chunks per rank. */
+					const uint64_t counts[] = {0, 1, size / 2, 3 * size + 1, 40 * size + 7, 400 * size};
+					struct plan_shape shape = {.collective = collective, .size = size, .slots = slots, .in_place = variant & 1,
+								   .elements = counts[draw(6)], .root = draw(size)};
+					shape.chunk_elements = 1 + draw(5) * draw(60) + shape.elements / (12 * size);
+					if (variant & 2) {
+						shuffle(order, size);
+						shape.order = order;
+						if (draw(2)) {
+							for (uint32_t i = 0; i < size; i++)
+								position[order[i]] = i;
+							shape.position = position;
+						}
+					}
+					if (collective == PLAN_BARRIER)
+						shape.elements = 0;
+					else if (collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER)
+						shape.elements *= size;
+					/* Two operations back to back; three now and then. */
+					prove(algorithm, &shape, (struct links){kind, 1 + draw(9)}, 2 + (draw(8) == 0));
+				}
+}
+
+static void thousands_of_ranks(const struct algorithm *algorithm, enum plan_collective collective)
+{
+	static const uint32_t sizes[] = {1000, 1024, 2999, 4096};
+	uint32_t order[4096];
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		/* Every second one in an order of its own. */
+		struct plan_shape shape = {.collective = collective, .size = sizes[i], .slots = algorithm->least_slots + (uint32_t)i,
+					   .elements = 20 * (uint64_t)sizes[i], .chunk_elements = 1000, .root = draw(sizes[i])};
+		if (collective == PLAN_BARRIER)
+			shape.elements = 0;
+		if (i % 2) {
+			shuffle(order, sizes[i]);
+			shape.order = order;
+		}
+		prove(algorithm, &shape, (struct links){(unsigned)i % 4, 8}, 1);
+	}
+}
+
+/* A plan of one rank of 131,072 is small; how long it took to make is told, and no test. */
+static void a_large_job(const struct algorithm *algorithm, enum plan_collective collective)
+{
+	enum { SIZE = 131072 };
+	uint32_t *order = malloc(SIZE * sizeof *order), *position = malloc(SIZE * sizeof *position);
+	CHECK(order && position);
+	shuffle(order, SIZE);
+	for (uint32_t i = 0; i < SIZE; i++)
+		position[order[i]] = i;
+	size_t largest = 0;
+	int64_t slowest = 0, fastest = INT64_MAX;
+	for (uint32_t n = 0; n < 400; n++) {
+		uint32_t size = SIZE - draw(2) * draw(SIZE / 2);
+		const struct links links = {n % 4, 8};
+		struct plan_shape shape = {.collective = collective, .size = size, .rank = draw(size), .slots = 4, .chunk_elements = 32768,
+					   .elements = (uint64_t)1 << draw(34), .in_place = draw(2), .mapped = is_mapped, .mapped_context = &links};
+		if (size == SIZE) {
+			shape.order = order;
+			shape.position = position;
+		}
+		if (collective == PLAN_BARRIER)
+			shape.elements = 0;
+		else if (collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER)
+			shape.elements = shape.elements / size * size;
+		struct plan *plan;
+		int64_t began = st_now_ns();
+		CHECK(algorithm->build(&shape, &plan) == ST_OK);
+		int64_t took = st_now_ns() - began;
+		if (took > slowest)
+			slowest = took;
+		if (took < fastest)
+			fastest = took;
+		CHECK(plan_check(plan) == ST_OK);
+		if (plan_bytes(plan) > largest)
+			largest = plan_bytes(plan);
+		plan_free(plan);
+	}
+	printf("%-12s %-14s 131,072 ranks: at most %zu bytes, %.4f to %.4f ms\n", algorithm->name, plan_collective_name(collective), largest,
+	       (double)fastest / 1e6, (double)slowest / 1e6);
+	CHECK(largest < 65536);
+	free(order);
+	free(position);
+}
+
+static void other_collectives_are_refused(const struct algorithm *algorithm)
+{
+	for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++) {
+		struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = 4, .slots = 4, .chunk_elements = 4};
+		struct plan *plan = NULL;
+		if (algorithm->collectives >> collective & 1)
+			continue;
+		CHECK(algorithm->build(&shape, &plan) == ST_ERR_USAGE && !plan && strstr(st_message(), plan_collective_name(shape.collective)));
+	}
+}
+
+int main(void)
+{
+	for (size_t a = 0; a < ALGORITHMS; a++) {
+		other_collectives_are_refused(&algorithms[a]);
+		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++)
+			if (algorithms[a].collectives >> collective & 1) {
+				every_size(&algorithms[a], (enum plan_collective)collective);
+				thousands_of_ranks(&algorithms[a], (enum plan_collective)collective);
+				a_large_job(&algorithms[a], (enum plan_collective)collective);
+			}
+	}
+	printf("%lu sets of plans proved\n", proved);
+	return 0;
+}
