@@ -12,10 +12,11 @@
 #include <unistd.h>
 
 #include "bootstrap.h"
+#include "comm_links.h"
 #include "common/clock.h"
 #include "control.h"
 #include "engine.h"
-#include "plan.h"
+#include "plan_choose.h"
 #include "transport.h"
 
 #define PLAN_CACHE 64
@@ -47,9 +48,22 @@ struct comm {
 	uint32_t rank, size;
 	size_t chunk_bytes;
 	unsigned slots;
+	unsigned algorithms;         /* mask of 1 << enum plan_algorithm: those to choose from */
+	struct plan_layout layout;
+	uint32_t *position;          /* (size) rank -> ring position */
 	struct cached_plan plans[PLAN_CACHE];
 	uint64_t uses;
 	struct memory *memory;
+};
+
+/* What each algorithm's name allows. */
+static const struct {
+	const char *name;
+	unsigned algorithms;
+} choices[COMM_ALGORITHMS] = {
+	[COMM_ALGORITHM_AUTO] = {"auto", (1 << PLAN_ALGORITHMS) - 1},
+	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
+	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING},
 };
 
 static size_t type_bytes(enum comm_type type)
@@ -98,6 +112,22 @@ static enum st_status transports_from_environment(unsigned *transports)
 	return ST_OK;
 }
 
+static enum st_status algorithm_from_environment(enum comm_algorithm *algorithm)
+{
+	const char *text = getenv("SYNCTRAIN_ALGORITHM");
+	if (!text || !*text)
+		return ST_OK;
+	char have[128] = "";
+	for (int a = 0; a < COMM_ALGORITHMS; a++) {
+		if (!strcmp(text, choices[a].name)) {
+			*algorithm = (enum comm_algorithm)a;
+			return ST_OK;
+		}
+		snprintf(have + strlen(have), sizeof have - strlen(have), "%s%s", a ? ", " : "", choices[a].name);
+	}
+	return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ALGORITHM: '%.64s' is not in this version (have %s)", text, have);
+}
+
 enum st_status comm_options_init(struct comm_options *options)
 {
 	struct comm_options made = {
@@ -109,13 +139,7 @@ enum st_status comm_options_init(struct comm_options *options)
 		.chunk_bytes = 128 * 1024,
 		.slots = 4,
 	};
-	const char *algorithm = getenv("SYNCTRAIN_ALGORITHM");
-	if (algorithm && *algorithm) {
-		if (!strcmp(algorithm, "ring"))
-			made.algorithm = COMM_ALGORITHM_RING;
-		else if (strcmp(algorithm, "auto"))
-			return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ALGORITHM: '%.64s' is not in this version (have auto, ring)", algorithm);
-	}
+	ST_TRY(algorithm_from_environment(&made.algorithm));
 	ST_TRY(transports_from_environment(&made.transports));
 	int64_t chunk_bytes = (int64_t)made.chunk_bytes;
 	ST_TRY(number_from_environment("SYNCTRAIN_TIMEOUT_MS", 100, 86400000, &made.stall_timeout_ms));
@@ -131,7 +155,7 @@ enum st_status comm_options_init(struct comm_options *options)
 
 static enum st_status check_options(const struct comm_options *options)
 {
-	if ((int)options->algorithm < COMM_ALGORITHM_AUTO || options->algorithm > COMM_ALGORITHM_RING)
+	if ((int)options->algorithm < COMM_ALGORITHM_AUTO || options->algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_USAGE, "communicator: no algorithm %d", (int)options->algorithm);
 	if (!(options->transports & (COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP)) ||
 	    options->transports & ~(unsigned)(COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP))
@@ -144,54 +168,40 @@ static enum st_status check_options(const struct comm_options *options)
 	return ST_OK;
 }
 
-/* The link to one ring neighbour: shared memory on the same node where allowed, else TCP. */
-static enum st_status open_link(struct comm *comm, uint32_t peer)
+static struct plan_shape shape_of_ranks(const struct comm *comm)
 {
-	const struct topo_world *world = comm->world;
-	bool same_node = world->node_of[comm->rank] == world->node_of[peer], share = false;
-	struct transport_ends ends = {comm->rank, peer, comm_host(comm, comm->rank), comm_host(comm, peer)};
-	if (same_node && comm->options.transports & COMM_TRANSPORT_SHM)
-		ST_TRY(control_same_node(comm->control, peer, &share));
-	if (!share && !(comm->options.transports & COMM_TRANSPORT_TCP))
-		return st_fail(ST_ERR_UNAVAILABLE, "ranks %" PRIu32 " on %s and %" PRIu32 " on %s can't share memory, and the transports allowed are shm only",
-			       ends.rank, ends.host, ends.peer, ends.peer_host);
-	int fd;
-	struct link *link;
-	ST_TRY(control_data_socket(comm->control, peer, 0, share, &fd));
-	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
-	enum st_status status = ops->open(fd, &ends, comm->slots, comm->chunk_bytes, comm->options.startup_timeout_ms, &link);
-	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
-		/* Most likely the peer went away in mid-opening: whoever saw how knows better than this end of the socket. */
-		char why[512];
-		snprintf(why, sizeof why, "%s", st_message());
-		return control_suspect(comm->control, peer, "start-up", why);
-	}
-	ST_TRY(status);
-	return engine_add_link(comm->engine, link, 0);
+	return (struct plan_shape){.rank = comm->rank, .size = comm->size, .slots = comm->slots, .order = comm->world->ring, .position = comm->position};
 }
 
-/*
- * Both ends open each link, and opening blocks until the other end does.  Ranks at even ring positions begin with their successor and
- * those at odd ones with their predecessor, so that neighbours meet; with an odd number of ranks the last one waits for one round.
- */
+/* The algorithms to choose from, as rank 0 says, and the links for them. */
 static enum st_status open_links(struct comm *comm)
 {
-	const uint32_t *ring = comm->world->ring;
-	uint32_t position = 0, size = comm->size;
-	if (size == 1)
-		return ST_OK;
-	/* Known to all ranks: all say the same. */
-	if (!(comm->options.transports & COMM_TRANSPORT_TCP) && comm->world->node_count > 1)
-		return st_fail(ST_ERR_UNAVAILABLE, "the transports allowed are shm only, and the job spans %" PRIu32 " nodes (%s, %s%s)",
-			       comm->world->node_count, comm->world->nodes[0].name, comm->world->nodes[1].name,
-			       comm->world->node_count > 2 ? ", ..." : "");
-	while (ring[position] != comm->rank)
-		position++;
-	uint32_t next = ring[(position + 1) % size], previous = ring[(position + size - 1) % size];
-	ST_TRY(open_link(comm, position % 2 ? previous : next));
-	if (next != previous)
-		ST_TRY(open_link(comm, position % 2 ? next : previous));
-	return ST_OK;
+	uint32_t algorithm = comm->options.algorithm;
+	if (comm->size > 1)
+		ST_TRY(control_broadcast(comm->control, &algorithm, sizeof algorithm, comm->options.startup_timeout_ms));
+	if (algorithm >= COMM_ALGORITHMS)
+		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
+	comm->algorithms = choices[algorithm].algorithms;
+	comm->position = malloc(comm->size * sizeof *comm->position);
+	if (!comm->position)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	for (uint32_t i = 0; i < comm->size; i++)
+		comm->position[comm->world->ring[i]] = i;
+	comm->layout = (struct plan_layout){.size = comm->size, .nodes = comm->world->node_count};
+	for (uint32_t n = 0; n < comm->world->node_count; n++)
+		if (comm->world->nodes[n].rank_count > comm->layout.per_node)
+			comm->layout.per_node = comm->world->nodes[n].rank_count;
+	const struct comm_links_options links = {
+		.control = comm->control,
+		.engine = comm->engine,
+		.algorithms = comm->algorithms | 1 << PLAN_RING,
+		.transports = comm->options.transports,
+		.shape = shape_of_ranks(comm),
+		.slots = comm->slots,
+		.chunk_bytes = comm->chunk_bytes,
+		.timeout_ms = comm->options.startup_timeout_ms,
+	};
+	return comm_links_open(&links);
 }
 
 /* More ranks here than cores this process may use: whoever waits must give way at once. */
@@ -306,6 +316,7 @@ void comm_free(struct comm *comm)
 		engine_unbind(comm->plans[i].bound);
 	while (comm->memory)
 		comm_memory_free(comm, comm->memory->address);
+	free(comm->position);
 	free(comm);
 }
 
@@ -412,7 +423,9 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 			oldest = cached;
 	}
 	struct plan *plan;
-	ST_TRY(plan_build_ring(shape, &plan));
+	enum plan_algorithm algorithm = plan_cheapest(comm->algorithms, shape->collective, shape->elements * element_bytes, &comm->layout,
+						      &plan_machine_default);
+	ST_TRY(plan_build(algorithm, shape, &plan));
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
 		return engine_bind(comm->engine, plan, bound);
@@ -475,19 +488,14 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
-	struct plan_shape shape = {
-		.collective = collective,
-		.rank = comm->rank,
-		.size = comm->size,
-		.elements = (uint64_t)count * factor,
-		.chunk_elements = comm->chunk_bytes / element_bytes,
-		.slots = comm->slots,
-		.in_place = in_place,
-		.root = root,
-		.order = comm->world->ring,
-		.mapped = is_mapped,
-		.mapped_context = comm,
-	};
+	struct plan_shape shape = shape_of_ranks(comm);
+	shape.collective = collective;
+	shape.elements = (uint64_t)count * factor;
+	shape.chunk_elements = comm->chunk_bytes / element_bytes;
+	shape.in_place = in_place;
+	shape.root = root;
+	shape.mapped = is_mapped;
+	shape.mapped_context = comm;
 	struct engine_plan *bound;
 	bool owned;
 	ST_TRY(engine_failure(comm->engine));

@@ -29,11 +29,13 @@ struct bootstrap;
 
 enum comm_type { COMM_U8, COMM_F32 };     /* COMM_U8: data movement only, no reduction */
 enum comm_op { COMM_SUM };
-enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING };
+/* AUTO: the cheapest for each size by a price that all ranks reckon alike (plan_choose.h).  A collective that the named algorithm does not
+ * have runs on the ring.  HALVING: recursive halving, or doubling for few bytes. */
+enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHMS };
 enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */
 
 struct comm_options {
-	enum comm_algorithm algorithm;
+	enum comm_algorithm algorithm; /* rank 0's value is used */
 	unsigned transports;           /* mask of enum comm_transport; ranks of one node use shm when it is in the mask */
 	int64_t startup_timeout_ms;    /* bootstrap and wiring, default 60,000 */
 	int64_t stall_timeout_ms;      /* a peer whose process or link is dead or silent, default 5,000 */
@@ -43,7 +45,7 @@ struct comm_options {
 	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
 };
 
-/* Defaults, then SYNCTRAIN_ALGORITHM, SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
+/* Defaults, then SYNCTRAIN_ALGORITHM (auto, ring, ...), SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
  * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
 enum st_status comm_options_init(struct comm_options *options);
 
@@ -81,7 +83,7 @@ void comm_memory_free(struct comm *comm, void *memory);
  *   broadcast       buffer (count): root's contents everywhere
  *   barrier         done when all ranks have entered
  *
- * Sums are taken in ring order, the same on every run with the same world and count.
+ * Sums are taken in an order that the algorithm gives, the same on every run with the same world, count and algorithm.
  */
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 			      struct comm_request **request);

@@ -226,6 +226,19 @@ static void every_world(void)
 				}
 				run_job(&job, size, shapes[shape], masks[mask], small_counts);
 			}
+	/* Each algorithm by name, over shared memory, TCP, and both. */
+	for (int algorithm = COMM_ALGORITHM_AUTO + 1; algorithm < COMM_ALGORITHMS; algorithm++)
+		for (uint32_t size = 1; size <= MAX_RANKS; size++)
+			for (size_t shape = 0; shape < 3; shape++) {
+				struct job job = {0};
+				CHECK(comm_options_init(&job.options) == ST_OK);
+				job.options.algorithm = (enum comm_algorithm)algorithm;
+				if ((size + shape) % 2) {
+					job.options.chunk_bytes = 2048;
+					job.options.slots = 2 + size % 3;
+				}
+				run_job(&job, size, shapes[shape], masks[shape == 0 ? size % 2 : 0], small_counts);
+			}
 	static const uint32_t sizes[] = {2, 3, 5};
 	for (size_t i = 0; i < 3; i++)
 		for (size_t mask = 0; mask < 2; mask++) {
@@ -513,7 +526,7 @@ static void options_are_checked(void)
 {
 	static const struct {
 		const char *name, *value;
-	} bad[] = {{"SYNCTRAIN_ALGORITHM", "tree"},      {"SYNCTRAIN_TRANSPORT", "verbs"}, {"SYNCTRAIN_TRANSPORT", "shm+"},
+	} bad[] = {{"SYNCTRAIN_ALGORITHM", "nccl"},      {"SYNCTRAIN_TRANSPORT", "verbs"}, {"SYNCTRAIN_TRANSPORT", "shm+"},
 		   {"SYNCTRAIN_TIMEOUT_MS", "-1"},       {"SYNCTRAIN_TIMEOUT_MS", "1x"},   {"SYNCTRAIN_ARRIVAL_TIMEOUT_MS", "0"},
 		   {"SYNCTRAIN_CHUNK_BYTES", "1000000000000000000000"}};
 	struct comm_options options;

@@ -1,0 +1,129 @@
+/*
+ * Opening links.
+ *
+ * Both ends of a link open it, and opening blocks until the other end does.  So every rank opens its links in one order that is the same for all: of the
+ * links not yet open the first one of all is the next one at both of its ends, and nobody waits in a circle.  The order is by a number
+ * drawn from the link's two ends: in the order of ranks the links of a ring would open one after the other.
+ */
+#include "comm_links.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct edge {
+	uint64_t order;
+	uint32_t peer;
+	uint16_t index;
+};
+
+struct edges {
+	struct edge *items;
+	size_t count, room;
+};
+
+static uint64_t order_of(uint64_t a, uint64_t b, uint64_t index)
+{
+	uint64_t x = ((a < b ? a << 32 | b : b << 32 | a) ^ index << 60) + UINT64_C(0x9e3779b97f4a7c15);
+	/* One to one, so that no two links of a job have the same number. */
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return x ^ (x >> 31);
+}
+
+static int by_order(const void *a, const void *b)
+{
+	const struct edge *x = a, *y = b;
+	return (x->order > y->order) - (x->order < y->order);
+}
+
+static enum st_status add_edges(struct edges *edges, const struct plan *plan)
+{
+	for (uint32_t i = 0; i < plan->channel_count; i++) {
+		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index};
+		edge.order = order_of(plan->rank, edge.peer, edge.index);
+		bool known = false;
+		for (size_t k = 0; k < edges->count; k++)
+			known |= edges->items[k].order == edge.order;
+		if (known)
+			continue;
+		if (edges->count == edges->room) {
+			size_t room = edges->room ? 2 * edges->room : 16;
+			struct edge *items = realloc(edges->items, room * sizeof *items);
+			if (!items)
+				return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+			edges->items = items;
+			edges->room = room;
+		}
+		edges->items[edges->count++] = edge;
+	}
+	return ST_OK;
+}
+
+/* The channels of an algorithm's plans depend on the shape's ranks alone, not on how much data there is. */
+static enum st_status find_edges(const struct comm_links_options *options, struct edges *edges)
+{
+	for (int algorithm = 0; algorithm < PLAN_ALGORITHMS; algorithm++)
+		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++) {
+			struct plan_shape shape = options->shape;
+			struct plan *plan;
+			if (!(options->algorithms >> algorithm & 1) || !plan_algorithm_has((enum plan_algorithm)algorithm, (enum plan_collective)collective))
+				continue;
+			shape.collective = (enum plan_collective)collective;
+			shape.elements = 0;
+			shape.chunk_elements = 1;
+			shape.slots = options->slots;
+			shape.mapped = NULL;
+			ST_TRY(plan_build((enum plan_algorithm)algorithm, &shape, &plan));
+			enum st_status status = add_edges(edges, plan);
+			plan_free(plan);
+			ST_TRY(status);
+		}
+	return ST_OK;
+}
+
+/* Shared memory on the same node where allowed, else TCP. */
+static enum st_status open_link(const struct comm_links_options *options, const struct edge *edge)
+{
+	const struct topo_world *world = control_world(options->control);
+	const uint32_t rank = world->rank, peer = edge->peer;
+	struct transport_ends ends = {rank, peer, world->nodes[world->node_of[rank]].name, world->nodes[world->node_of[peer]].name};
+	bool share = false;
+	if (world->node_of[rank] == world->node_of[peer] && options->transports & COMM_TRANSPORT_SHM)
+		ST_TRY(control_same_node(options->control, peer, &share));
+	if (!share && !(options->transports & COMM_TRANSPORT_TCP))
+		return st_fail(ST_ERR_UNAVAILABLE, "ranks %" PRIu32 " on %s and %" PRIu32 " on %s can't share memory, and the transports allowed are shm only",
+			       ends.rank, ends.host, ends.peer, ends.peer_host);
+	int fd;
+	struct link *link;
+	ST_TRY(control_data_socket(options->control, peer, edge->index, share, &fd));
+	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
+	enum st_status status = ops->open(fd, &ends, options->slots, options->chunk_bytes, options->timeout_ms, &link);
+	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
+		/* Most likely the peer went away in mid-opening: whoever saw how knows better than this end of the socket. */
+		char why[512];
+		snprintf(why, sizeof why, "%s", st_message());
+		return control_suspect(options->control, peer, "start-up", why);
+	}
+	ST_TRY(status);
+	return engine_add_link(options->engine, link, edge->index);
+}
+
+enum st_status comm_links_open(const struct comm_links_options *options)
+{
+	const struct topo_world *world = control_world(options->control);
+	struct edges edges = {0};
+	if (world->size == 1)
+		return ST_OK;
+	/* Known to all ranks: all say the same. */
+	if (!(options->transports & COMM_TRANSPORT_TCP) && world->node_count > 1)
+		return st_fail(ST_ERR_UNAVAILABLE, "the transports allowed are shm only, and the job spans %" PRIu32 " nodes (%s, %s%s)", world->node_count,
+			       world->nodes[0].name, world->nodes[1].name, world->node_count > 2 ? ", ..." : "");
+	enum st_status status = find_edges(options, &edges);
+	if (edges.count)
+		qsort(edges.items, edges.count, sizeof *edges.items, by_order);
+	for (size_t i = 0; i < edges.count && status == ST_OK; i++)
+		status = open_link(options, &edges.items[i]);
+	free(edges.items);
+	return status;
+}

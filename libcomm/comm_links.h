@@ -1,0 +1,23 @@
+/* The links of a communicator: those that the plans of its algorithms run over, opened when it is created. */
+#ifndef SYNCTRAIN_LIBCOMM_COMM_LINKS_H
+#define SYNCTRAIN_LIBCOMM_COMM_LINKS_H
+
+#include "control.h"
+#include "engine.h"
+#include "plan_choose.h"
+
+struct comm_links_options {
+	struct control *control;
+	struct engine *engine;
+	unsigned algorithms; /* mask of 1 << enum plan_algorithm, equal on all ranks */
+	unsigned transports; /* mask of enum comm_transport; likewise */
+	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on */
+	unsigned slots;
+	size_t chunk_bytes;
+	int64_t timeout_ms;
+};
+
+/* Collective. Opens every link that a plan of any of the algorithms, for any collective, has channels for. Blocks. */
+enum st_status comm_links_open(const struct comm_links_options *options);
+
+#endif

@@ -1,0 +1,101 @@
+#include "plan_choose.h"
+
+static const struct {
+	const char *name;
+	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
+	unsigned collectives;
+} algorithms[PLAN_ALGORITHMS] = {
+	[PLAN_RING] = {"ring", plan_build_ring, ~0u},
+	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
+	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
+};
+
+const struct plan_machine plan_machine_default = {
+	.local = {.alpha = 1e-6, .beta = 1 / 10e9},
+	.remote = {.alpha = 20e-6, .beta = 1 / 3e9},
+	.gamma = 1 / 10e9,
+};
+
+const char *plan_algorithm_name(enum plan_algorithm algorithm)
+{
+	return (unsigned)algorithm < PLAN_ALGORITHMS ? algorithms[algorithm].name : "unknown algorithm";
+}
+
+bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective collective)
+{
+	return (unsigned)algorithm < PLAN_ALGORITHMS && algorithms[algorithm].collectives >> collective & 1;
+}
+
+enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)
+{
+	if ((unsigned)algorithm >= PLAN_ALGORITHMS)
+		return st_fail(ST_ERR_USAGE, "no algorithm %d", (int)algorithm);
+	return algorithms[algorithm].build(shape, plan);
+}
+
+/* Ranks differ in bit s: a local link while 2^s ranks fit into a node. Remote messages share the node's one wire. */
+static double exchange(unsigned s, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	bool local = layout->nodes <= 1 || UINT64_C(2) << s <= layout->per_node;
+	return local ? machine->local.alpha + bytes * machine->local.beta
+		     : machine->remote.alpha + bytes * layout->per_node * machine->remote.beta;
+}
+
+static double price_ring(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	const double p = layout->size;
+	const struct plan_link_price *link = layout->nodes > 1 ? &machine->remote : &machine->local;
+	switch (collective) {
+	case PLAN_ALLREDUCE: return 2 * (p - 1) * link->alpha + (p - 1) / p * bytes * (2 * link->beta + machine->gamma);
+	case PLAN_REDUCE_SCATTER: return (p - 1) * link->alpha + (p - 1) / p * bytes * (link->beta + machine->gamma);
+	case PLAN_ALL_GATHER:
+	case PLAN_BARRIER: return (p - 1) * link->alpha + (p - 1) / p * bytes * link->beta;
+	case PLAN_BROADCAST: break;
+	}
+	return (p - 1) * link->alpha + bytes * link->beta;
+}
+
+/* Folding and unfolding when p is no power of two; halving: the vector is halved at each level, else it stays whole. */
+static double price_exchanges(bool halving, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	double price = 0, part = bytes;
+	uint64_t participants = 1;
+	for (unsigned s = 0; participants * 2 <= layout->size; s++, participants *= 2) {
+		if (halving) {
+			part /= 2;
+			price += 2 * exchange(s, part, layout, machine) + part * machine->gamma;
+		} else {
+			price += exchange(s, part, layout, machine) + part * machine->gamma;
+		}
+	}
+	if (participants < layout->size)
+		price += 2 * exchange(0, bytes, layout, machine) + bytes * machine->gamma;
+	return price;
+}
+
+double plan_price(enum plan_algorithm algorithm, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
+		  const struct plan_machine *machine)
+{
+	switch (algorithm) {
+	case PLAN_DOUBLING: return price_exchanges(false, (double)bytes, layout, machine);
+	case PLAN_HALVING: return price_exchanges(true, (double)bytes, layout, machine);
+	default: return price_ring(collective, (double)bytes, layout, machine);
+	}
+}
+
+enum plan_algorithm plan_cheapest(unsigned mask, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
+				  const struct plan_machine *machine)
+{
+	enum plan_algorithm best = PLAN_RING;
+	double least = -1;
+	for (int a = 0; a < PLAN_ALGORITHMS; a++) {
+		if (!(mask >> a & 1) || !plan_algorithm_has((enum plan_algorithm)a, collective))
+			continue;
+		double price = plan_price((enum plan_algorithm)a, collective, bytes, layout, machine);
+		if (least < 0 || price < least) {
+			least = price;
+			best = (enum plan_algorithm)a;
+		}
+	}
+	return best;
+}
