@@ -64,6 +64,7 @@ static const struct {
 	[COMM_ALGORITHM_AUTO] = {"auto", (1 << PLAN_ALGORITHMS) - 1},
 	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
 	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING},
+	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE},
 };
 
 static size_t type_bytes(enum comm_type type)

@@ -147,6 +147,9 @@ enum st_status plan_build_halving(const struct plan_shape *shape, struct plan **
 /* Recursive doubling: all-reduce in lg p messages, each of everything, for few bytes.  slots >= 1. */
 enum st_status plan_build_doubling(const struct plan_shape *shape, struct plan **plan);
 
+/* Double binary tree (Sanders, Speck, Träff): all-reduce and broadcast in O(lg p) hops, pipelined.  slots >= 1. */
+enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **plan);
+
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);

@@ -1,5 +1,7 @@
 #include "plan_choose.h"
 
+#define TYPICAL_CHUNK 131072.0 /* bytes */
+
 static const struct {
 	const char *name;
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
@@ -8,6 +10,7 @@ static const struct {
 	[PLAN_RING] = {"ring", plan_build_ring, ~0u},
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
+	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 };
 
 const struct plan_machine plan_machine_default = {
@@ -73,12 +76,27 @@ static double price_exchanges(bool halving, double bytes, const struct plan_layo
 	return price;
 }
 
+/* Both trees at once, half of the range each, in chunks: as many hops as it is deep, then one chunk after the other. */
+static double price_tree(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	const double chunk = bytes / 2 < TYPICAL_CHUNK ? bytes / 2 : TYPICAL_CHUNK;
+	const struct plan_link_price *link = layout->nodes > 1 ? &machine->remote : &machine->local;
+	double hops = 0;
+	for (uint64_t reached = 1; reached <= layout->size; reached *= 2)
+		hops += layout->nodes <= 1 || reached * 2 <= layout->per_node ? machine->local.alpha + chunk * machine->local.beta
+									       : machine->remote.alpha + chunk * machine->remote.beta;
+	if (collective == PLAN_BROADCAST)
+		return 2 * hops + bytes * link->beta;
+	return 4 * hops + bytes * (2 * link->beta + machine->gamma);
+}
+
 double plan_price(enum plan_algorithm algorithm, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
 		  const struct plan_machine *machine)
 {
 	switch (algorithm) {
 	case PLAN_DOUBLING: return price_exchanges(false, (double)bytes, layout, machine);
 	case PLAN_HALVING: return price_exchanges(true, (double)bytes, layout, machine);
+	case PLAN_TREE: return price_tree(collective, (double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);
 	}
 }

@@ -26,6 +26,7 @@ static const struct algorithm {
 } algorithms[] = {
 	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE},
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE},
+	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 };
 #define ALGORITHMS (sizeof algorithms / sizeof *algorithms)
 

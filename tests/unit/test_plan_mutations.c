@@ -609,6 +609,7 @@ static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1},
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1},
+	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1},
 };
 
 static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
