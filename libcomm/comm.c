@@ -51,6 +51,7 @@ struct comm {
 	unsigned algorithms;         /* mask of 1 << enum plan_algorithm: those to choose from */
 	struct plan_layout layout;
 	uint32_t *position;          /* (size) rank -> ring position */
+	uint32_t *node_starts;       /* (nodes + 1) ring position -> where each node's ranks begin */
 	struct cached_plan plans[PLAN_CACHE];
 	uint64_t uses;
 	struct memory *memory;
@@ -61,10 +62,12 @@ static const struct {
 	const char *name;
 	unsigned algorithms;
 } choices[COMM_ALGORITHMS] = {
-	[COMM_ALGORITHM_AUTO] = {"auto", (1 << PLAN_ALGORITHMS) - 1},
+	[COMM_ALGORITHM_AUTO] = {"auto", ((1 << PLAN_ALGORITHMS) - 1) & ~(1 << PLAN_TORUS)},
 	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
 	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING},
 	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE},
+	[COMM_ALGORITHM_HIERARCHICAL] = {"hierarchical", 1 << PLAN_HIERARCHICAL},
+	[COMM_ALGORITHM_TORUS] = {"torus", 1 << PLAN_TORUS},
 };
 
 static size_t type_bytes(enum comm_type type)
@@ -171,7 +174,35 @@ static enum st_status check_options(const struct comm_options *options)
 
 static struct plan_shape shape_of_ranks(const struct comm *comm)
 {
-	return (struct plan_shape){.rank = comm->rank, .size = comm->size, .slots = comm->slots, .order = comm->world->ring, .position = comm->position};
+	return (struct plan_shape){.rank = comm->rank, .size = comm->size, .slots = comm->slots, .order = comm->world->ring, .position = comm->position,
+				   .node_starts = comm->node_starts, .node_count = comm->world->node_count};
+}
+
+/* What plans want to know of the world, found once. */
+static enum st_status find_places(struct comm *comm)
+{
+	const struct topo_world *world = comm->world;
+	struct plan_layout *layout = &comm->layout;
+	*layout = (struct plan_layout){.size = comm->size, .nodes = world->node_count, .least_per_node = comm->size};
+	comm->position = malloc(comm->size * sizeof *comm->position);
+	comm->node_starts = malloc((world->node_count + 1) * sizeof *comm->node_starts);
+	if (!comm->position || !comm->node_starts)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	/* The ranks of a node are adjacent in the ring. */
+	for (uint32_t i = 0, node = 0; i < comm->size; i++) {
+		comm->position[world->ring[i]] = i;
+		if (!i || world->node_of[world->ring[i]] != world->node_of[world->ring[i - 1]])
+			comm->node_starts[node++] = i;
+	}
+	comm->node_starts[world->node_count] = comm->size;
+	for (uint32_t n = 0; n < world->node_count; n++) {
+		uint32_t count = world->nodes[n].rank_count;
+		if (count > layout->per_node)
+			layout->per_node = count;
+		if (count < layout->least_per_node)
+			layout->least_per_node = count;
+	}
+	return ST_OK;
 }
 
 /* The algorithms to choose from, as rank 0 says, and the links for them. */
@@ -183,15 +214,7 @@ static enum st_status open_links(struct comm *comm)
 	if (algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
 	comm->algorithms = choices[algorithm].algorithms;
-	comm->position = malloc(comm->size * sizeof *comm->position);
-	if (!comm->position)
-		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
-	for (uint32_t i = 0; i < comm->size; i++)
-		comm->position[comm->world->ring[i]] = i;
-	comm->layout = (struct plan_layout){.size = comm->size, .nodes = comm->world->node_count};
-	for (uint32_t n = 0; n < comm->world->node_count; n++)
-		if (comm->world->nodes[n].rank_count > comm->layout.per_node)
-			comm->layout.per_node = comm->world->nodes[n].rank_count;
+	ST_TRY(find_places(comm));
 	const struct comm_links_options links = {
 		.control = comm->control,
 		.engine = comm->engine,
@@ -318,6 +341,7 @@ void comm_free(struct comm *comm)
 	while (comm->memory)
 		comm_memory_free(comm, comm->memory->address);
 	free(comm->position);
+	free(comm->node_starts);
 	free(comm);
 }
 

@@ -133,6 +133,8 @@ struct plan_shape {
 	uint32_t root;
 	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
 	const uint32_t *position; /* rank -> ring position, with order; NULL: found, and the order checked, in time O(size) */
+	const uint32_t *node_starts; /* (node_count + 1) ring position at which each node's ranks begin, and size; NULL: a node for each rank */
+	uint32_t node_count;
 	plan_mapped_function *mapped; /* NULL: no channel is */
 	const void *mapped_context;
 };
@@ -149,6 +151,11 @@ enum st_status plan_build_doubling(const struct plan_shape *shape, struct plan *
 
 /* Double binary tree (Sanders, Speck, Träff): all-reduce and broadcast in O(lg p) hops, pipelined.  slots >= 1. */
 enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **plan);
+
+/* Rows and columns: all-reduce by reduce-scatter in the node, ring per rail across nodes, all-gather in the node; and the same on a grid of the ring's
+ * order.  slots >= 2. */
+enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct plan **plan);
+enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **plan);
 
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */

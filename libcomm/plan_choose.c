@@ -11,6 +11,8 @@ static const struct {
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
+	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
+	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
 };
 
 const struct plan_machine plan_machine_default = {
@@ -90,6 +92,37 @@ static double price_tree(enum plan_collective collective, double bytes, const st
 	return 4 * hops + bytes * (2 * link->beta + machine->gamma);
 }
 
+/* Rings along rows of x ranks, then along columns of y; `sharing` ranks of a node use its wire at a time. */
+static double price_grid(double x, double y, bool local_rows, double sharing, double bytes, const struct plan_layout *layout,
+			 const struct plan_machine *machine)
+{
+	const struct plan_link_price *row = local_rows ? &machine->local : &machine->remote;
+	const struct plan_link_price *column = layout->nodes > 1 ? &machine->remote : &machine->local;
+	double along_row = 2 * (x - 1) * (row->alpha + bytes / x * row->beta * (local_rows ? 1 : sharing));
+	double along_column = 2 * (y - 1) * (column->alpha + bytes / x / y * column->beta * (layout->nodes > 1 ? sharing : 1));
+	return along_row + along_column + (x * y - 1) / (x * y) * bytes * machine->gamma;
+}
+
+static double price_hierarchical(double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	double price = price_grid(layout->least_per_node, layout->nodes, true, layout->least_per_node, bytes, layout, machine);
+	if (layout->per_node > layout->least_per_node) {
+		uint32_t folds = (layout->per_node - 1) / layout->least_per_node;
+		price += folds * (2 * machine->local.alpha + bytes * (2 * machine->local.beta + machine->gamma));
+	}
+	return price;
+}
+
+static double price_torus(double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	uint32_t columns = 1;
+	for (uint32_t x = 1; (uint64_t)x * x <= layout->size; x++)
+		if (layout->size % x == 0)
+			columns = x;
+	bool local_rows = layout->nodes <= 1 || (layout->per_node == layout->least_per_node && layout->per_node % columns == 0);
+	return price_grid(columns, layout->size / columns, local_rows, layout->nodes > 1 ? layout->per_node : 1, bytes, layout, machine);
+}
+
 double plan_price(enum plan_algorithm algorithm, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
 		  const struct plan_machine *machine)
 {
@@ -97,6 +130,8 @@ double plan_price(enum plan_algorithm algorithm, enum plan_collective collective
 	case PLAN_DOUBLING: return price_exchanges(false, (double)bytes, layout, machine);
 	case PLAN_HALVING: return price_exchanges(true, (double)bytes, layout, machine);
 	case PLAN_TREE: return price_tree(collective, (double)bytes, layout, machine);
+	case PLAN_HIERARCHICAL: return price_hierarchical((double)bytes, layout, machine);
+	case PLAN_TORUS: return price_torus((double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);
 	}
 }

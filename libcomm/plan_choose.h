@@ -9,7 +9,7 @@
 
 #include "plan.h"
 
-enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_ALGORITHMS };
+enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_ALGORITHMS };
 
 /* "ring", ... */
 const char *plan_algorithm_name(enum plan_algorithm algorithm);
@@ -22,7 +22,8 @@ enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape
 
 /* How the ranks lie. */
 struct plan_layout {
-	uint32_t size, nodes, per_node; /* per_node: ranks of the fullest node */
+	uint32_t size, nodes;
+	uint32_t per_node, least_per_node; /* ranks of the fullest node and of the emptiest */
 };
 
 /* A message of n bytes over a link takes alpha + n * beta seconds; beta of `remote` is the whole node's, shared by its ranks. */

@@ -13,7 +13,7 @@
  * links of its own, and so slots of its own: all first grants are given before the first put, and later a put waits for data only.
  * Works with one slot; two or more hide the grant of the way back.
  */
-#include "plan_build.h"
+#include "plan_fold.h"
 
 #define MAX_LEVELS 20
 
@@ -27,9 +27,9 @@ struct level {
 struct halving {
 	struct build build;
 	struct level levels[MAX_LEVELS];
-	struct level fold; /* with the other rank of the pair: the whole range */
+	struct fold fold; /* with the other rank of the pair */
 	unsigned level_count;
-	bool folds, gives; /* this rank is in such a pair; it is the one that hands over */
+	bool folds; /* this rank is in such a pair */
 };
 
 /* Unit u (ahead of the loop's variable if that is in scope) of a half that begins at block `first`. */
@@ -111,74 +111,39 @@ static void reduce_half(struct halving *halving, const struct level *level, enum
 		grant_sums(halving, level, level->sent);
 }
 
-/* Sums come, into the half that begins at `comes` (granted already), and go from the one that begins at `goes`; either may be NULL. */
-static void gather_half(struct halving *halving, const struct level *level, const uint32_t *comes, const uint32_t *goes)
+/* Sums come into the half that was sent (granted already), and go from the one that was kept. */
+static void gather_half(struct halving *halving, const struct level *level)
 {
 	struct build *build = &halving->build;
-	const bool more = level->units > level->lead;
-	if (goes) {
-		loop(build, comes ? level->lead : level->units);
-		build_put(build, level->out, unit(PLAN_OUTPUT, level, *goes, 0));
-		end(build, comes ? level->lead : level->units);
-	}
-	if (!comes)
-		return;
+	loop(build, level->lead);
+	build_put(build, level->out, unit(PLAN_OUTPUT, level, level->kept, 0));
+	end(build, level->lead);
 	loop(build, level->units);
 	build_wait(build, level->in);
 	if (build_is_mapped(build, level->in))
-		build_copy(build, unit(PLAN_OUTPUT, level, *comes, 0), landing(halving, level, *comes, 0));
-	if (more) {
-		build_ready(build, level->in, landing(halving, level, *comes, level->lead))->guard = while_more(level);
-		if (goes)
-			build_put(build, level->out, unit(PLAN_OUTPUT, level, *goes, level->lead))->guard = while_more(level);
+		build_copy(build, unit(PLAN_OUTPUT, level, level->sent, 0), landing(halving, level, level->sent, 0));
+	if (level->units > level->lead) {
+		build_ready(build, level->in, landing(halving, level, level->sent, level->lead))->guard = while_more(level);
+		build_put(build, level->out, unit(PLAN_OUTPUT, level, level->kept, level->lead))->guard = while_more(level);
 	}
 	end(build, level->units);
-}
-
-/* The rank that gives takes part with its operand only. */
-static void give(struct halving *halving)
-{
-	const struct level *fold = &halving->fold;
-	const uint32_t whole = 0;
-	loop(&halving->build, fold->units);
-	build_put(&halving->build, fold->out, unit(PLAN_INPUT, fold, 0, 0));
-	end(&halving->build, fold->units);
-	grant_sums(halving, fold, 0);
-	gather_half(halving, fold, &whole, NULL);
-	build_flush(&halving->build, fold->out, 0);
-}
-
-/* And the other one takes it. */
-static void take(struct halving *halving)
-{
-	struct build *build = &halving->build;
-	const struct level *fold = &halving->fold;
-	loop(build, fold->units);
-	build_wait(build, fold->in);
-	build_reduce(build, unit(PLAN_OUTPUT, fold, 0, 0), slot(fold, 0, 0, 0), unit(PLAN_INPUT, fold, 0, 0));
-	if (fold->units > fold->lead)
-		build_ready(build, fold->in, slot(fold, 0, fold->lead, 0))->guard = while_more(fold);
-	end(build, fold->units);
 }
 
 static void participate(struct halving *halving)
 {
 	struct build *build = &halving->build;
 	if (halving->folds)
-		grant_operands(halving, &halving->fold, 0);
+		fold_grant(build, &halving->fold);
 	for (unsigned s = 0; s < halving->level_count; s++)
 		grant_operands(halving, &halving->levels[s], halving->levels[s].kept);
 	if (halving->folds)
-		take(halving);
+		fold_take(build, &halving->fold, PLAN_INPUT);
 	for (unsigned s = 0; s < halving->level_count; s++)
 		reduce_half(halving, &halving->levels[s], s || halving->folds ? PLAN_OUTPUT : PLAN_INPUT);
 	for (unsigned s = halving->level_count; s-- > 0;)
-		gather_half(halving, &halving->levels[s], &halving->levels[s].sent, &halving->levels[s].kept);
-	if (halving->folds) {
-		const uint32_t whole = 0;
-		gather_half(halving, &halving->fold, NULL, &whole);
-		build_flush(build, halving->fold.out, 0);
-	}
+		gather_half(halving, &halving->levels[s]);
+	if (halving->folds)
+		fold_return(build, &halving->fold);
 	for (unsigned s = 0; s < halving->level_count; s++)
 		build_flush(build, halving->levels[s].out, 0);
 }
@@ -225,11 +190,10 @@ enum st_status plan_build_halving(const struct plan_shape *shape, struct plan **
 
 	const uint32_t extra = shape->size - participants, position = build->position;
 	halving.folds = position < 2 * extra;
-	halving.gives = halving.folds && position % 2;
 	if (halving.folds)
-		halving.fold = make_level(&halving, position ^ 1, (uint32_t)blocks, group);
-	if (halving.gives) {
-		give(&halving);
+		halving.fold = fold_with(build, build_rank_at(build, position ^ 1), group);
+	if (halving.folds && position % 2) {
+		fold_give(build, &halving.fold);
 		return build_finish(build, plan);
 	}
 	uint32_t number = halving.folds ? position / 2 : position - extra, first = 0, width = (uint32_t)blocks;

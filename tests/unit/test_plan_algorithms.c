@@ -26,6 +26,8 @@ static const struct algorithm {
 } algorithms[] = {
 	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE},
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE},
+	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE},
+	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE},
 	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 };
 #define ALGORITHMS (sizeof algorithms / sizeof *algorithms)
@@ -115,9 +117,21 @@ static void shuffle(uint32_t *order, uint32_t size)
 	}
 }
 
+/* Nodes of any number of ranks: all alike, or each at random, sometimes few and many. */
+static uint32_t draw_nodes(uint32_t *starts, uint32_t size)
+{
+	uint32_t nodes = 0, most = 1 + draw(9), alike = draw(3);
+	for (uint32_t at = 0; at < size; nodes++) {
+		starts[nodes] = at;
+		at += alike == 0 ? most : 1 + draw(most);
+	}
+	starts[nodes] = size;
+	return nodes;
+}
+
 static void every_size(const struct algorithm *algorithm, enum plan_collective collective)
 {
-	uint32_t order[64], position[64];
+	uint32_t order[64], position[64], starts[65];
 	const char *all = getenv("LONG");
 	const unsigned times = all && *all ? 20 : 1;
 	for (uint32_t size = 1; size <= 64; size++)
@@ -131,6 +145,10 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 					struct plan_shape shape = {.collective = collective, .size = size, .slots = slots, .in_place = variant & 1,
 								   .elements = counts[draw(6)], .root = draw(size)};
 					shape.chunk_elements = 1 + draw(5) * draw(60) + shape.elements / (12 * size);
+					if (draw(8)) {
+						shape.node_count = draw_nodes(starts, size);
+						shape.node_starts = starts;
+					}
 					if (variant & 2) {
 						shuffle(order, size);
 						shape.order = order;
@@ -152,13 +170,15 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 static void thousands_of_ranks(const struct algorithm *algorithm, enum plan_collective collective)
 {
 	static const uint32_t sizes[] = {1000, 1024, 2999, 4096};
-	uint32_t order[4096];
+	uint32_t order[4096], starts[4097];
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		/* Every second one in an order of its own. */
 		struct plan_shape shape = {.collective = collective, .size = sizes[i], .slots = algorithm->least_slots + (uint32_t)i,
 					   .elements = 20 * (uint64_t)sizes[i], .chunk_elements = 1000, .root = draw(sizes[i])};
 		if (collective == PLAN_BARRIER)
 			shape.elements = 0;
+		shape.node_count = draw_nodes(starts, sizes[i]);
+		shape.node_starts = starts;
 		if (i % 2) {
 			shuffle(order, sizes[i]);
 			shape.order = order;
@@ -171,8 +191,8 @@ static void thousands_of_ranks(const struct algorithm *algorithm, enum plan_coll
 static void a_large_job(const struct algorithm *algorithm, enum plan_collective collective)
 {
 	enum { SIZE = 131072 };
-	uint32_t *order = malloc(SIZE * sizeof *order), *position = malloc(SIZE * sizeof *position);
-	CHECK(order && position);
+	uint32_t *order = malloc(SIZE * sizeof *order), *position = malloc(SIZE * sizeof *position), *starts = malloc((SIZE + 1) * sizeof *starts);
+	CHECK(order && position && starts);
 	shuffle(order, SIZE);
 	for (uint32_t i = 0; i < SIZE; i++)
 		position[order[i]] = i;
@@ -183,6 +203,8 @@ static void a_large_job(const struct algorithm *algorithm, enum plan_collective 
 		const struct links links = {n % 4, 8};
 		struct plan_shape shape = {.collective = collective, .size = size, .rank = draw(size), .slots = 4, .chunk_elements = 32768,
 					   .elements = (uint64_t)1 << draw(34), .in_place = draw(2), .mapped = is_mapped, .mapped_context = &links};
+		shape.node_count = draw_nodes(starts, size);
+		shape.node_starts = starts;
 		if (size == SIZE) {
 			shape.order = order;
 			shape.position = position;
@@ -209,6 +231,7 @@ static void a_large_job(const struct algorithm *algorithm, enum plan_collective 
 	CHECK(largest < 65536);
 	free(order);
 	free(position);
+	free(starts);
 }
 
 static void other_collectives_are_refused(const struct algorithm *algorithm)

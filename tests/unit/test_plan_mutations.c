@@ -609,11 +609,19 @@ static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1},
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1},
+	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2},
+	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1},
 };
 
 static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
 {
+	/* 2, 3, 2, ... ranks per node. */
+	uint32_t starts[MAX_RANKS + 1];
+	for (uint32_t at = 0; at < shape.size; at += 2 + (shape.node_count++ % 2))
+		starts[shape.node_count] = at;
+	starts[shape.node_count] = shape.size;
+	shape.node_starts = starts;
 	shape.mapped = is_mapped;
 	shape.mapped_context = &mapped;
 	for (uint32_t p = 0; p < shape.size; p++) {
