@@ -29,8 +29,9 @@ struct bootstrap;
 
 enum comm_type { COMM_U8, COMM_F32 };     /* COMM_U8: data movement only, no reduction */
 enum comm_op { COMM_SUM };
-/* AUTO: the cheapest for each size by a price that all ranks reckon alike (plan_choose.h).  A collective that the named algorithm does not
- * have runs on the ring.  HALVING: recursive halving, or doubling for few bytes.  TORUS only by name: it suits machines that are wired so. */
+/* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
+ * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
+ * TORUS is never chosen by AUTO: it suits machines that are wired so. */
 enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHM_TREE, COMM_ALGORITHM_HIERARCHICAL,
 		      COMM_ALGORITHM_TORUS, COMM_ALGORITHMS };
 enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */

@@ -157,6 +157,9 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct plan **plan);
 enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **plan);
 
+/* All-gather in ceil(lg p) rounds (Bruck), and barrier, which is one of nothing, for few bytes.  slots >= 2. */
+enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **plan);
+
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);

@@ -11,6 +11,7 @@ static const struct {
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
+	[PLAN_BRUCK] = {"bruck", plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
 	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
 	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
 };
@@ -92,6 +93,20 @@ static double price_tree(enum plan_collective collective, double bytes, const st
 	return 4 * hops + bytes * (2 * link->beta + machine->gamma);
 }
 
+/* Round s goes to the rank 2^s further, with that many blocks: every node's wire carries those of all its ranks. */
+static double price_bruck(double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	double price = 0;
+	for (uint64_t distance = 1; distance < layout->size; distance *= 2) {
+		uint64_t count = distance < layout->size - distance ? distance : layout->size - distance;
+		double part = bytes * (double)count / layout->size;
+		double sharing = distance < layout->per_node ? (double)distance : layout->per_node;
+		price += layout->nodes <= 1 ? machine->local.alpha + part * machine->local.beta
+					    : machine->remote.alpha + part * machine->remote.beta * sharing;
+	}
+	return price;
+}
+
 /* Rings along rows of x ranks, then along columns of y; `sharing` ranks of a node use its wire at a time. */
 static double price_grid(double x, double y, bool local_rows, double sharing, double bytes, const struct plan_layout *layout,
 			 const struct plan_machine *machine)
@@ -130,6 +145,7 @@ double plan_price(enum plan_algorithm algorithm, enum plan_collective collective
 	case PLAN_DOUBLING: return price_exchanges(false, (double)bytes, layout, machine);
 	case PLAN_HALVING: return price_exchanges(true, (double)bytes, layout, machine);
 	case PLAN_TREE: return price_tree(collective, (double)bytes, layout, machine);
+	case PLAN_BRUCK: return price_bruck((double)bytes, layout, machine);
 	case PLAN_HIERARCHICAL: return price_hierarchical((double)bytes, layout, machine);
 	case PLAN_TORUS: return price_torus((double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);

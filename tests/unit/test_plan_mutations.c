@@ -611,6 +611,7 @@ static const struct algorithm algorithms[] = {
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1},
 	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2},
 	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2},
+	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1},
 };
 
@@ -726,7 +727,7 @@ static void every_mutant(const struct algorithm *algorithm)
 						if (collective == PLAN_BARRIER)
 							shape.elements = 0;
 						/* Blocks so short that several of them travel together. */
-						if (collective == PLAN_ALLREDUCE && slots == 3 && chunks == 1)
+						if ((collective == PLAN_ALLREDUCE || collective == PLAN_ALL_GATHER) && slots == 3 && chunks == 1)
 							shape.elements = size;
 						build_with(algorithm, shape, variant / 2);
 						for (uint32_t victim = 0; victim < size; victim++)
