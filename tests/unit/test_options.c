@@ -25,9 +25,9 @@ static void test_values(void)
 
 	accepts(OPT_ALGORITHM, "auto", "auto");
 	accepts(OPT_ALGORITHM, "ring", "ring");
-	refuses(OPT_ALGORITHM, "tree", "seen 'tree', not in this version (have auto, ring)");
+	refuses(OPT_ALGORITHM, "nccl", "seen 'nccl', not in this version (have auto, ring, tree, halving, hierarchical, torus)");
 	refuses(OPT_ALGORITHM, "nccl", "not in this version");
-	refuses(OPT_ALGORITHM, "rin", "seen 'rin', expected auto, ring");
+	refuses(OPT_ALGORITHM, "rin", "seen 'rin', expected auto, ring, tree, halving, hierarchical, torus");
 	refuses(OPT_ALGORITHM, "", "seen '', expected");
 	refuses(OPT_ALGORITHM, "ring\nx", "seen 'ring?x'");
 	accepts(OPT_TRANSPORT, "auto", "auto");
@@ -112,7 +112,7 @@ static void test_carrier(void)
 	static struct opt_job job, seen;
 	static char text[OPT_CARRIER_BYTES + 2], broken[OPT_CARRIER_BYTES + 2];
 	static const char *const bad[] = {
-		"", "v", "v1", "v2:algorithm=ring:transport=tcp:report=:directory=/", "v1:algorithm=ring", "v1:algorithm=tree:transport=tcp:report=:directory=/",
+		"", "v", "v1", "v2:algorithm=ring:transport=tcp:report=:directory=/", "v1:algorithm=ring", "v1:algorithm=nccl:transport=tcp:report=:directory=/",
 		"v1:transport=tcp:algorithm=ring:report=:directory=/", "v1:algorithm=ring:transport=tcp:report=:directory=x",
 		"v1:algorithm=ring:transport=tcp:report=:directory=", "v1:algorithm=ring:transport=tcp:report=:directory=/:x=y",
 		"v1:algorithm=:transport=tcp:report=:directory=/", "v1:algorithm=ring:transport=tcp:report=%00:directory=/",

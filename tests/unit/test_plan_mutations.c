@@ -715,7 +715,8 @@ static void every_mutant(const struct algorithm *algorithm)
 							continue;
 						/* A sample of the combinations, each appearing for some size; all of them in the long form. */
 						const char *all = getenv("LONG");
-						if (!(all && *all) && size > 1 && (size + chunks + slots + variant) % (size > 4 ? 6 : 2))
+						const uint32_t every = (size > 4 ? 6 : 2) * (algorithm == algorithms ? 1 : 2);
+						if (!(all && *all) && size > 1 && (size + chunks + slots + variant) % every)
 							continue;
 						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
 									   .chunk_elements = 16, .in_place = variant & 1,
