@@ -214,12 +214,14 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 	const struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
 	uint64_t block = plan_operand_block(plan, operand, engine->vars);
-	uint64_t length = bound->quotient + (block < bound->remainder);
+	uint64_t length = plan->offsets ? plan_block_elements(plan, block) : bound->quotient + (block < bound->remainder);
 	uint64_t start = plan_operand_chunk(plan, operand, engine->vars) * plan->chunk_elements;
 	if (start > length)
 		start = length;
 	uint64_t elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements;
-	if (operand->span > 1) /* whole blocks: chunks is 1 */
+	if (operand->span > 1 && plan->offsets)
+		elements = plan->offsets[block + operand->span] - plan->offsets[block];
+	else if (operand->span > 1) /* whole blocks: chunks is 1 */
 		elements = operand->span * bound->quotient +
 			   (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
 	*bytes = elements * request->element_bytes;
@@ -228,7 +230,9 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 		return link->ops->slot(link, plan_operand_slot(plan, operand, engine->vars));
 	}
 	bool compact = operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output;
-	if (!compact)
+	if (!compact && plan->offsets)
+		start += plan->offsets[block];
+	else if (!compact)
 		start += block * bound->quotient + (block < bound->remainder ? block : bound->remainder);
 	char *base = operand->space == PLAN_INPUT ? request->input : request->output;
 	return *bytes ? base + start * request->element_bytes : NULL;

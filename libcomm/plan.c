@@ -114,12 +114,16 @@ struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool out
 
 uint64_t plan_block_offset(const struct plan *plan, uint64_t block)
 {
+	if (plan->offsets)
+		return plan->offsets[block];
 	uint64_t q = plan->elements / plan->blocks, r = plan->elements % plan->blocks;
 	return block * q + (block < r ? block : r);
 }
 
 uint64_t plan_block_elements(const struct plan *plan, uint64_t block)
 {
+	if (plan->offsets)
+		return plan->offsets[block + 1] - plan->offsets[block];
 	return plan->elements / plan->blocks + (block < plan->elements % plan->blocks);
 }
 

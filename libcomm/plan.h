@@ -7,7 +7,8 @@
  * DATA.  A collective's element range is cut into `blocks` blocks, block b = [b*q + min(b,r), ...) with q = elements/blocks,
  * r = elements%blocks (even shards that differ by at most one element), and each block into `chunks` chunks of chunk_elements
  * (later chunks of a shorter block are short or empty: an empty chunk is still signalled, so that every rank runs the same
- * number of steps).  For reduce_scatter and all_gather the element range is size*count, so block b is exactly rank b's shard.
+ * number of steps).  For reduce_scatter and all_gather the element range is size*count, so block b is exactly rank b's shard.  With `offsets`
+ * block b is [offsets[b], offsets[b + 1]) instead: shards of any sizes, also empty ones.
  * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
  * rings and grids whose ranks are numbered in any way.  Where blocks are short (chunks 1, order NULL) an operand may span several
  * consecutive ones, which then travel as one put: the number of messages follows the algorithm and not the number of blocks.
@@ -104,6 +105,7 @@ struct plan {
 	enum plan_collective collective;
 	uint32_t rank, size;
 	uint32_t blocks;
+	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
 	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
@@ -127,6 +129,8 @@ struct plan_shape {
 	enum plan_collective collective;
 	uint32_t rank, size;
 	uint64_t elements;       /* of the whole range, see struct plan */
+	const uint64_t *offsets; /* reduce_scatter, all_gather: (size + 1) where each rank's shard begins, from 0 to elements, borrowed; NULL: all alike */
+	uint64_t longest;        /* with offsets: elements of the longest shard */
 	uint64_t chunk_elements; /* longest chunk, >= 1: what a slot holds */
 	uint32_t slots;          /* >= 2 (broadcast: >= 1) */
 	bool in_place;           /* broadcast and barrier: always taken as true */

@@ -153,7 +153,7 @@ enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **pl
 	if (shape->collective != PLAN_ALL_GATHER && shape->collective != PLAN_BARRIER)
 		return st_fail(ST_ERR_USAGE, "bruck plan: %s is not one of its collectives", plan_collective_name(shape->collective));
 	ST_TRY(build_start(build, "bruck", shape, shape->size == 1 ? 1 : 2, shape->size ? shape->size : 1, 1));
-	const uint64_t longest = plan_block_elements(build->plan, 0);
+	const uint64_t longest = build_longest(build);
 	const uint32_t size = shape->size, rank = shape->rank;
 	for (uint32_t distance = 1; distance < size && bruck.round_count < MAX_ROUNDS; distance *= 2) {
 		struct round *round = &bruck.rounds[bruck.round_count++];

@@ -45,7 +45,7 @@ static enum st_status check_shape(const char *name, const struct plan_shape *sha
 	switch (shape->collective) {
 	case PLAN_REDUCE_SCATTER:
 	case PLAN_ALL_GATHER:
-		if (shape->elements % shape->size)
+		if (!shape->offsets && shape->elements % shape->size)
 			return st_fail(ST_ERR_USAGE, "%s plan: %ju elements are not the same for each of %u ranks", name,
 				       (uintmax_t)shape->elements, shape->size);
 		break;
@@ -60,6 +60,14 @@ static enum st_status check_shape(const char *name, const struct plan_shape *sha
 		break;
 	default: return st_fail(ST_ERR_USAGE, "%s plan: no such collective: %d", name, (int)shape->collective);
 	}
+	if (shape->offsets && shape->collective != PLAN_REDUCE_SCATTER && shape->collective != PLAN_ALL_GATHER)
+		return st_fail(ST_ERR_USAGE, "%s plan: shards of given sizes for %s", name, plan_collective_name(shape->collective));
+	/* The others' shards were measured by the caller: a look at each would take time by the number of ranks. */
+	if (shape->offsets && (shape->offsets[0] || shape->offsets[shape->size] != shape->elements ||
+			       shape->offsets[shape->rank] > shape->offsets[shape->rank + 1] ||
+			       shape->offsets[shape->rank + 1] - shape->offsets[shape->rank] > shape->longest || shape->longest > shape->elements))
+		return st_fail(ST_ERR_USAGE, "%s plan: the shard of rank %u does not fit into %ju elements, the longest of %ju", name, shape->rank,
+			       (uintmax_t)shape->elements, (uintmax_t)shape->longest);
 	return check_order(name, shape);
 }
 
@@ -88,12 +96,13 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	made->slots = shape->slots;
 	made->root = shape->root;
 	made->blocks = blocks;
+	made->offsets = shape->offsets;
 	made->compact_input = shape->collective == PLAN_ALL_GATHER || shape->collective == PLAN_BARRIER;
 	made->compact_output = shape->collective == PLAN_REDUCE_SCATTER;
 	made->in_place = shape->in_place || shape->collective == PLAN_BROADCAST || shape->collective == PLAN_BARRIER;
 
 	/* Equal chunks rather than full ones and a rest; whole cache lines of 4-byte elements. */
-	uint64_t longest = plan_block_elements(made, 0);
+	uint64_t longest = build_longest(build);
 	uint64_t pieces = build_divide_up(longest, shape->chunk_elements);
 	made->chunks = pieces ? build_divide_up(pieces, multiple) * multiple : multiple;
 	made->chunk_elements = longest ? build_divide_up(longest, made->chunks) : 1;
@@ -108,6 +117,11 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	build->position = position_of(shape, shape->rank);
 	build->root_position = shape->collective == PLAN_BROADCAST ? position_of(shape, shape->root) : 0;
 	return ST_OK;
+}
+
+uint64_t build_longest(const struct build *build)
+{
+	return build->plan->offsets ? build->shape->longest : plan_block_elements(build->plan, 0);
 }
 
 enum st_status build_finish(struct build *build, struct plan **plan)

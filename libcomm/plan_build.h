@@ -27,6 +27,9 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 /* The plan, or ST_ERR_NOMEM, with the plan freed, when any call ran out of memory. */
 enum st_status build_finish(struct build *build, struct plan **plan);
 
+/* Elements of the longest block. */
+uint64_t build_longest(const struct build *build);
+
 /* The rank at a position of the shape's order. */
 uint32_t build_rank_at(const struct build *build, uint32_t position);
 

@@ -304,7 +304,7 @@ enum st_status plan_build_ring(const struct plan_shape *shape, struct plan **pla
 	struct build build;
 	/* As many chunks per round as the slots allow and there are. */
 	uint32_t blocks = broadcast || !shape->size ? 1 : shape->size;
-	uint64_t pieces = shape->chunk_elements ? build_divide_up(build_divide_up(shape->elements, blocks), shape->chunk_elements) : 0;
+	uint64_t pieces = shape->chunk_elements ? build_divide_up(shape->offsets ? shape->longest : build_divide_up(shape->elements, blocks), shape->chunk_elements) : 0;
 	uint64_t per_round = broadcast || alone ? 1 : most_per_round(shape);
 	if (pieces < per_round)
 		per_round = pieces ? pieces : 1;

@@ -477,9 +477,15 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || !plan->offsets != !first->offsets)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
-		if (plan->chunks > UINT64_MAX / plan->chunk_elements || plan->chunks * plan->chunk_elements < plan_block_elements(plan, 0))
+		if (plan->offsets && memcmp(plan->offsets, first->offsets, (plan->blocks + (size_t)1) * sizeof *plan->offsets))
+			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have blocks of different sizes", r);
+		uint64_t longest = plan_block_elements(plan, 0);
+		for (uint32_t block = 1; plan->offsets && block < plan->blocks; block++)
+			if (plan_block_elements(plan, block) > longest)
+				longest = plan_block_elements(plan, block);
+		if (plan->chunks > UINT64_MAX / plan->chunk_elements || plan->chunks * plan->chunk_elements < longest)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ": the chunks do not cover a block", r);
 		if ((plan->compact_input || plan->compact_output) && plan->blocks != plan->size)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ": %" PRIu32 " blocks for %" PRIu32 " ranks", r, plan->blocks, plan->size);

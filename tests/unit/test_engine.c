@@ -146,6 +146,10 @@ static void run_star(const struct transport_ops *ops, void (*body)(struct rank *
 		ranks[0].fds[peer] = pair[0];
 		ranks[peer].fds[0] = pair[1];
 	}
+	int pair[2];
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+	ranks[1].fds[2] = pair[0];
+	ranks[2].fds[1] = pair[1];
 	for (uint32_t r = 0; r < RANKS; r++)
 		CHECK(!pthread_create(&threads[r], NULL, rank_main, &ranks[r]));
 	for (uint32_t r = 0; r < RANKS; r++)
@@ -181,6 +185,63 @@ static void adds_up(struct rank *rank, struct engine *engine)
 	engine_unbind(bound);
 	free(input);
 	free(output);
+}
+
+static bool all_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	(void)sender, (void)receiver;
+	return *(const bool *)context;
+}
+
+/* Runs a plan and frees it. */
+static void run_plan(struct engine *engine, struct plan *plan, const float *input, float *output)
+{
+	struct engine_plan *bound;
+	struct comm_request *request;
+	struct transport_signature mine = {.count = plan->elements, .collective = (uint8_t)plan->collective, .type = COMM_F32};
+	CHECK(engine_bind(engine, plan, &bound) == ST_OK);
+	CHECK(engine_submit(engine, bound, true, input, output, sizeof(float), mine, &request) == ST_OK);
+	CHECK(engine_wait(engine, &request) == ST_OK);
+}
+
+static void shards_may_differ(struct rank *rank, struct engine *engine)
+{
+	static const uint64_t cases[][RANKS + 1] = {{0, 3, 3, 20003}, {0, 0, 1, 1}, {0, 100, 107, 200}, {0, 1000, 3000, 3001}, {0, 0, 0, 0}};
+	const uint32_t me = rank->rank;
+	const bool mapped = rank->ops->mapped;
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		const uint64_t *offsets = cases[c], elements = offsets[RANKS];
+		float *all = malloc((elements + 1) * sizeof *all), *own = malloc((elements + 1) * sizeof *own);
+		CHECK(all && own);
+		struct plan_shape shape = {.rank = me, .size = RANKS, .elements = elements, .offsets = offsets, .chunk_elements = CHUNK_BYTES / sizeof(float),
+					   .slots = SLOTS, .mapped = all_mapped, .mapped_context = &mapped};
+		for (uint32_t r = 0; r < RANKS; r++)
+			if (offsets[r + 1] - offsets[r] > shape.longest)
+				shape.longest = offsets[r + 1] - offsets[r];
+		for (int way = 0; way < 2; way++) {
+			struct plan *plan;
+			shape.collective = PLAN_ALL_GATHER;
+			for (uint64_t i = 0; i < elements; i++) {
+				own[i] = (float)(i + offsets[me]);
+				all[i] = -1;
+			}
+			CHECK((way ? plan_build_bruck : plan_build_ring)(&shape, &plan) == ST_OK);
+			run_plan(engine, plan, own, all);
+			for (uint64_t i = 0; i < elements; i++)
+				CHECK(all[i] == (float)i);
+		}
+		struct plan *plan;
+		shape.collective = PLAN_REDUCE_SCATTER;
+		for (uint64_t i = 0; i < elements; i++)
+			all[i] = (float)(i * (me + 1));
+		CHECK(plan_build_ring(&shape, &plan) == ST_OK);
+		run_plan(engine, plan, all, own);
+		for (uint64_t i = 0; i < offsets[me + 1] - offsets[me]; i++)
+			CHECK(own[i] == (float)((offsets[me] + i) * 6));
+		free(all);
+		free(own);
+	}
+	pthread_barrier_wait(rank->all);
 }
 
 static void misfits_are_not_bound(struct rank *rank, struct engine *engine)
@@ -228,6 +289,7 @@ int main(void)
 		for (uint32_t r = 0; r < RANKS; r++)
 			plan_free((struct plan *)(uintptr_t)view[r]);
 		run_star(all[i], adds_up);
+		run_star(all[i], shards_may_differ);
 		run_star(all[i], misfits_are_not_bound);
 		run_star(all[i], the_one_who_is_gone_is_named);
 	}

@@ -24,6 +24,7 @@ static const struct algorithm {
 	uint32_t least_slots;
 	unsigned collectives; /* mask of 1 << enum plan_collective */
 } algorithms[] = {
+	{"ring", plan_build_ring, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER}, /* the others: test_plan.c */
 	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE},
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE},
 	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE},
@@ -98,7 +99,7 @@ static void prove(const struct algorithm *algorithm, const struct plan_shape *sh
 			/* What a slot holds is never longer than a slot. */
 			const struct plan *plan = plans[r];
 			uint64_t span = plan->operands[o].span ? plan->operands[o].span : 1;
-			uint64_t longest = plan_block_elements(plan, 0);
+			uint64_t longest = shape->offsets ? shape->longest : plan_block_elements(plan, 0);
 			if (longest > plan->chunk_elements)
 				longest = plan->chunk_elements;
 			CHECK(plan->operands[o].space != PLAN_SCRATCH || span * longest <= shape->chunk_elements);
@@ -130,16 +131,36 @@ static uint32_t draw_nodes(uint32_t *starts, uint32_t size)
 	return nodes;
 }
 
+/* Shards of any sizes instead of equal ones: some empty, one perhaps with nearly all. */
+static void draw_shards(struct plan_shape *shape, uint64_t *offsets)
+{
+	const uint32_t most = 1 + draw(80), large = draw(2 * shape->size);
+	offsets[0] = shape->longest = 0;
+	for (uint32_t r = 0; r < shape->size; r++) {
+		uint64_t shard = draw(3) ? draw(most) : 0;
+		if (r == large)
+			shard += 500;
+		if (shard > shape->longest)
+			shape->longest = shard;
+		offsets[r + 1] = offsets[r] + shard;
+	}
+	shape->offsets = offsets;
+	shape->elements = offsets[shape->size];
+	shape->chunk_elements = 1 + draw(60) + shape->longest / 12;
+}
+
 static void every_size(const struct algorithm *algorithm, enum plan_collective collective)
 {
 	uint32_t order[64], position[64], starts[65];
+	uint64_t offsets[65];
 	const char *all = getenv("LONG");
 	const unsigned times = all && *all ? 20 : 1;
 	for (uint32_t size = 1; size <= 64; size++)
 		for (uint32_t slots = algorithm->least_slots; slots <= 4; slots++)
 			for (unsigned kind = 0; kind < 4; kind++)
 				for (unsigned variant = 0; variant < 4 * times; variant++) {
-					if (size > 16 && times == 1 && (kind + variant + size + slots) % 4)
+					/* Each of these for some size near by; all of them in the long form. */
+					if (size > 9 && times == 1 && (kind + variant + size + slots) % (size > 32 ? 8 : 4))
 						continue;
 					/* From nothing over less than one element per rank to several chunks per rank. */
 					const uint64_t counts[] = {0, 1, size / 2, 3 * size + 1, 40 * size + 7, 400 * size};
@@ -163,6 +184,8 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 						shape.elements = 0;
 					else if (collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER)
 						shape.elements *= size;
+					if ((collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER) && draw(2))
+						draw_shards(&shape, offsets);
 					/* Two operations back to back; three now and then. */
 					prove(algorithm, &shape, (struct links){kind, 1 + draw(9)}, 2 + (draw(8) == 0));
 				}
@@ -181,7 +204,10 @@ static void thousands_of_ranks(const struct algorithm *algorithm, enum plan_coll
 					   .elements = 20 * (uint64_t)sizes[i], .chunk_elements = 1000, .root = draw(sizes[i])};
 		if (collective == PLAN_BARRIER)
 			shape.elements = 0;
-		shape.node_count = draw_nodes(starts, sizes[i]);
+		/* 30 to 33 ranks per node. */
+		for (uint32_t at = 0; at < sizes[i]; at += 30 + draw(4))
+			starts[shape.node_count++] = at;
+		starts[shape.node_count] = sizes[i];
 		shape.node_starts = starts;
 		if (i % 2) {
 			shuffle(order, sizes[i]);
@@ -243,7 +269,7 @@ static void other_collectives_are_refused(const struct algorithm *algorithm)
 	for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++) {
 		struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = 4, .slots = 4, .chunk_elements = 4};
 		struct plan *plan = NULL;
-		if (algorithm->collectives >> collective & 1)
+		if (algorithm->collectives >> collective & 1 || algorithm->build == plan_build_ring)
 			continue;
 		CHECK(algorithm->build(&shape, &plan) == ST_ERR_USAGE && !plan && strstr(st_message(), plan_collective_name(shape.collective)));
 	}
