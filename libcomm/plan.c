@@ -129,6 +129,20 @@ uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *o
 	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), plan->slots);
 }
 
+bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	return operand->space == PLAN_SCRATCH && plan_affine_value(&operand->partial, vars) > 0;
+}
+
+bool plan_step_partial(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	if (step->kind != PLAN_PUT)
+		return plan_operand_partial(&step->destination, vars);
+	if (step->keep)
+		return false;
+	return step->source_count > 1 || plan_operand_partial(&step->sources[0], vars);
+}
+
 const char *plan_collective_name(enum plan_collective collective)
 {
 	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
@@ -142,6 +156,10 @@ static enum st_status bad(const struct plan *plan, uint32_t step, const char *wh
 
 static enum st_status check_operand(const struct plan *plan, uint32_t at, const struct plan_operand *operand, bool written)
 {
+	static const struct plan_affine never;
+	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	if ((operand->space != PLAN_SCRATCH || !reduces) && memcmp(&operand->partial, &never, sizeof never))
+		return bad(plan, at, reduces ? "a partial sum in a buffer of the caller" : "a partial sum where nothing is reduced");
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");

@@ -27,6 +27,13 @@
  * read nor write it.  From PUT until the FLUSH that covers it, the source must not be written.  At the end of a plan every
  * grant is waited for and every put flushed, so two operations back to back are as safe as one.
  *
+ * PARTIAL SUMS.  In allreduce and reduce_scatter a chunk is one rank's input as it was given, or a partial sum, or final: every rank's
+ * input, in the caller's type.  Partial sums may be wider than the elements (f16 and bf16 are added up in f32) and live in SCRATCH only; a
+ * slot is long enough for them.  An operand in SCRATCH says by `partial` which it is; left alone, it is not a partial sum.  What a step makes:
+ * REDUCE and COPY what their destination is; a PUT that keeps, something final; any other PUT of several sources, a partial
+ * sum; of one source, what that is.  A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides
+ * an average.  It must have every rank's input then.
+ *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
  * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
@@ -78,6 +85,7 @@ struct plan_operand {
 	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
+	struct plan_affine partial; /* SCRATCH, in reductions: holds a partial sum when this is positive, else not */
 };
 
 struct plan_step {
@@ -152,6 +160,10 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 
+/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY) makes is one. */
+bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
+bool plan_step_partial(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
 /* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */
 enum st_status plan_check(const struct plan *plan);
 
@@ -159,6 +171,7 @@ enum st_status plan_check(const struct plan *plan);
  * Proves plans[0..size) right together, or names the first fault: rank, step, channel, block, slot.  ST_ERR_INTERNAL with
  * the fault in st_message() when refused; ST_ERR_NOMEM.  It checks that
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
+ *   - partial sums are granted, put and read as such, never stored to OUTPUT, and finished only with every input in them;
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "plan.h"
 
@@ -43,6 +44,12 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 		say(text, "slot%u[", operand->channel);
 		say_affine(text, &operand->slot);
 		say(text, "] for ");
+		static const struct plan_affine never;
+		if (memcmp(&operand->partial, &never, sizeof never)) {
+			say(text, "partial(");
+			say_affine(text, &operand->partial);
+			say(text, " > 0) ");
+		}
 	} else {
 		say(text, operand->space == PLAN_INPUT ? "input " : "output ");
 	}

@@ -14,7 +14,7 @@
 
 #include "plan.h"
 
-enum { DEFINED = 1, GRANTED = 2, UNUSED = 4 };
+enum { DEFINED = 1, GRANTED = 2, UNUSED = 4, PARTIAL = 8 };
 
 struct cell {
 	uint64_t value;
@@ -25,6 +25,7 @@ struct cell {
 struct grant {
 	struct cell *cell;
 	uint64_t elements;
+	bool partial;
 	unsigned repeat;
 };
 
@@ -51,6 +52,7 @@ struct frame {
 
 struct actor {
 	const struct plan *plan;
+	const uint64_t *complete; /* of the proof */
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
 	struct cell *slots;   /* (channel_count * slots) */
@@ -204,6 +206,9 @@ static enum st_status read_cell(const struct actor *actor, const struct plan_ope
 		return name_cell(actor, operand, "is read while it is granted away");
 	if (!(cell->flags & DEFINED))
 		return name_cell(actor, operand, "is read before it was written");
+	bool partial = plan_operand_partial(operand, actor->vars);
+	if (partial != !!(cell->flags & PARTIAL))
+		return name_cell(actor, operand, partial ? "is read as a partial sum and is none" : "is a partial sum and is read as something else");
 	cell->flags &= ~(uint32_t)UNUSED;
 	*value = cell->value;
 	*at = cell;
@@ -240,6 +245,18 @@ static enum st_status read_sources(const struct actor *actor, const struct plan_
 	return ST_OK;
 }
 
+/* What becomes final here must have every rank's input; what is read is no partial sum unless it says so. */
+static enum st_status check_finished(const struct actor *actor, const struct plan_step *step, uint64_t sum)
+{
+	const struct plan *plan = actor->plan;
+	const struct plan_operand *first = &step->sources[0];
+	bool finishes = step->source_count > 1 || plan_operand_partial(first, actor->vars);
+	if (!finishes || !actor->complete || plan_step_partial(step, actor->vars))
+		return ST_OK;
+	uint64_t cell = plan_operand_block(plan, first, actor->vars) * plan->chunks + plan_operand_chunk(plan, first, actor->vars);
+	return sum == actor->complete[cell] ? ST_OK : name_cell(actor, first, "is finished but does not hold every input exactly once");
+}
+
 static enum st_status write_destination(const struct actor *actor, const struct plan_step *step, uint64_t value, uint64_t elements)
 {
 	struct cell *cell;
@@ -249,7 +266,7 @@ static enum st_status write_destination(const struct actor *actor, const struct 
 		return name_cell(actor, &step->destination, "has another length than the sources");
 	ST_TRY(may_write(actor, &step->destination, cell, false));
 	cell->value = value;
-	cell->flags = DEFINED | UNUSED;
+	cell->flags = DEFINED | UNUSED | (plan_step_partial(step, actor->vars) ? PARTIAL : 0);
 	return ST_OK;
 }
 
@@ -266,7 +283,7 @@ static enum st_status run_step(struct actor *actor, const struct plan_step *step
 		ST_TRY(may_write(actor, &step->destination, cell, true));
 		cell->flags = GRANTED;
 		wire->granted++;
-		if (!push(&wire->grants, (struct grant){cell, elements, actor->repeat}))
+		if (!push(&wire->grants, (struct grant){cell, elements, plan_operand_partial(&step->destination, actor->vars), actor->repeat}))
 			return no_memory();
 		return ST_OK;
 	case PLAN_PUT: {
@@ -275,12 +292,16 @@ static enum st_status run_step(struct actor *actor, const struct plan_step *step
 			return ST_OK;
 		}
 		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
+		ST_TRY(check_finished(actor, step, sum));
 		struct grant grant = pop(&wire->grants);
 		if (grant.repeat != actor->repeat)
 			return refuse(actor, "channel %u: the put meets a grant of operation %u", step->channel, grant.repeat);
 		if (grant.elements != elements)
 			return refuse(actor, "channel %u: the put carries %" PRIu64 " elements, %" PRIu64 " are granted", step->channel, elements,
 				      grant.elements);
+		if (grant.partial != plan_step_partial(step, actor->vars))
+			return refuse(actor, "channel %u: %s", step->channel,
+				      grant.partial ? "a partial sum is granted and something else put" : "a partial sum is put where none is granted");
 		/* The receiver can't look before its WAIT, so when exactly the data lands makes no difference. */
 		grant.cell->value = sum;
 		if (!push(&wire->landed, grant))
@@ -306,13 +327,14 @@ static enum st_status run_step(struct actor *actor, const struct plan_step *step
 		struct grant grant = pop(&wire->landed);
 		if (grant.repeat != actor->repeat)
 			return refuse(actor, "channel %u: waits for a put of operation %u", step->channel, grant.repeat);
-		grant.cell->flags = DEFINED | UNUSED;
+		grant.cell->flags = DEFINED | UNUSED | (grant.partial ? PARTIAL : 0);
 		wire->waited++;
 		return ST_OK;
 	}
 	case PLAN_REDUCE:
 	case PLAN_COPY:
 		ST_TRY(read_sources(actor, step, &sum, &elements, &cell));
+		ST_TRY(check_finished(actor, step, sum));
 		return write_destination(actor, step, sum, elements);
 	default: return ST_OK;
 	}
@@ -461,6 +483,7 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 	for (uint32_t r = 0; r < proof->size; r++) {
 		struct actor *actor = &proof->actors[r];
 		const struct plan *plan = actor->plan = plans[r];
+		actor->complete = proof->complete;
 		size_t cells = plan->blocks * plan->chunks;
 		actor->wires = calloc(plan->channel_count + 1, sizeof(struct wire *));
 		actor->output = calloc(cells, sizeof *actor->output);

@@ -35,6 +35,7 @@ static uint32_t draw(uint32_t n)
 
 struct value {
 	uint32_t what; /* block and chunk; GARBAGE */
+	bool partial;
 	uint8_t count[MAX_RANKS];
 };
 #define GARBAGE UINT32_MAX
@@ -44,6 +45,7 @@ struct message {
 	struct value *from, *to; /* from NULL: `data` is already it */
 	struct value data;
 	uint64_t elements, granted;
+	bool granted_partial;
 	int stage; /* 0 put, 1 source read, 2 target half written, 3 landed */
 };
 
@@ -91,12 +93,27 @@ static struct value add(struct value a, struct value b)
 static struct value combine(struct adversary_rank *rank, const struct plan_step *step, uint64_t *elements)
 {
 	struct value sum = *cell(rank, &step->sources[0], elements);
-	for (unsigned s = 1; s < step->source_count; s++) {
+	bool finishes = step->source_count > 1;
+	for (unsigned s = 0; s < step->source_count; s++) {
 		uint64_t length;
-		sum = add(sum, *cell(rank, &step->sources[s], &length));
+		struct value source = *cell(rank, &step->sources[s], &length);
+		/* Bytes taken for what they are not. */
+		if (source.partial != (plan_affine_value(&step->sources[s].partial, rank->vars) > 0))
+			trouble = true;
+		finishes |= source.partial;
+		if (s)
+			sum = add(sum, source);
 		if (length != *elements)
 			trouble = true;
 	}
+	if (step->kind == PLAN_PUT)
+		sum.partial = !step->keep && (step->source_count > 1 || sum.partial);
+	else
+		sum.partial = plan_affine_value(&step->destination.partial, rank->vars) > 0;
+	/* An average divided too early would be divided again, or not be one. */
+	for (uint32_t r = 0; r < rank->plan->size && finishes && !sum.partial; r++)
+		if (sum.count[r] != 1)
+			trouble = true;
 	return sum;
 }
 
@@ -130,7 +147,7 @@ static void end_operation(struct adversary_rank *rank)
 			if (plan->compact_output && block != plan->rank)
 				continue;
 			const struct value *got = &rank->output[block * plan->chunks + chunk];
-			if (got->what != block * plan->chunks + chunk)
+			if (got->what != block * plan->chunks + chunk || got->partial)
 				trouble = true;
 			for (uint32_t r = 0; r < plan->size; r++) {
 				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
@@ -221,6 +238,7 @@ static bool advance(struct adversary_rank *rank)
 		message = &wire->messages[wire->grants++];
 		memset(message, 0, sizeof *message);
 		message->to = cell(rank, &step->destination, &message->granted);
+		message->granted_partial = plan_affine_value(&step->destination.partial, rank->vars) > 0;
 		break;
 	case PLAN_PUT:
 		if (wire->puts == wire->grants)
@@ -236,8 +254,9 @@ static bool advance(struct adversary_rank *rank)
 			}
 		} else {
 			message->from = cell(rank, &step->sources[0], &message->elements);
+			message->data.partial = combine(rank, step, &elements).partial;
 		}
-		if (message->elements != message->granted)
+		if (message->elements != message->granted || message->data.partial != message->granted_partial)
 			trouble = true;
 		break;
 	case PLAN_FLUSH:
@@ -345,12 +364,12 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 
 enum mutation {
 	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
-	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, MUTATIONS
+	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, PARTIAL_MORE, PARTIAL_LESS, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
 	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped"};
+	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "taken for a partial sum", "not taken for a partial sum"};
 
 static struct {
 	unsigned long refused, accepted;
@@ -501,6 +520,16 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		step->keep = false;
 		return true;
+	case PARTIAL_MORE:
+		if (!operand || operand->space != PLAN_SCRATCH)
+			return false;
+		operand->partial.base++;
+		return true;
+	case PARTIAL_LESS:
+		if (!operand || operand->space != PLAN_SCRATCH)
+			return false;
+		operand->partial.base--;
+		return true;
 	case MUTATIONS: break;
 	}
 	return false;
@@ -543,6 +572,7 @@ static uint64_t behaviour(const struct plan *plan)
 			else
 				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
 			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
+			hash += operand->space == PLAN_SCRATCH && plan_affine_value(&operand->partial, rank.vars) > 0;
 			hash ^= hash >> 29;
 		}
 	}
@@ -728,11 +758,39 @@ static void known_faults(void)
 
 	plan = mutant_of(sum, 0, 3);
 	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "a sum taken for an input", "is a partial sum and is read as something else");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
+	plan->steps[find(plan, PLAN_REDUCE, 1)].sources[0].partial.base = 1;
 	must_refuse(4, "added twice", "exactly once");
 
 	plan = mutant_of(sum, 0, 3);
 	mutate(plan, DROP, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "an input taken for a sum", "is read as a partial sum and is none");
+
+	plan = mutant_of(sum, 0, 3);
+	plan->steps[find(plan, PLAN_REDUCE, 0)].source_count = 1;
 	must_refuse(4, "not added", "exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, PARTIAL_LESS, find(plan, PLAN_READY, 1), 0);
+	must_refuse(4, "too little granted for a partial sum", "a partial sum is put where none is granted");
+
+	plan = mutant_of(sum, 1, 3);
+	mutate(plan, PARTIAL_MORE, find(plan, PLAN_READY, 0), 0);
+	must_refuse(4, "an input where a partial sum is granted", "a partial sum is granted and something else put");
+
+	plan = mutant_of(sum, 1, 3);
+	struct plan_step *early = &plan->steps[find(plan, PLAN_PUT, 1)];
+	early->keep = true;
+	early->destination = early->sources[1];
+	early->destination.space = PLAN_OUTPUT;
+	must_refuse(4, "rounded and divided too early", "is finished but does not hold every input exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	plan->steps[find(plan, PLAN_REDUCE, 1)].destination.partial.base = 1;
+	must_refuse(4, "a partial sum stored to the output", "a partial sum in a buffer of the caller");
 
 	plan = mutant_of(sum, 1, 0);
 	for (uint32_t i = 0; i < plan->step_count; i++)
