@@ -25,8 +25,7 @@
 struct cached_plan {
 	struct engine_plan *bound;
 	enum plan_collective collective;
-	uint64_t elements;
-	size_t element_bytes;
+	uint64_t elements, chunk_elements;
 	uint32_t root;
 	bool in_place;
 	uint64_t last_use;
@@ -52,15 +51,6 @@ struct comm {
 	uint64_t uses;
 	struct memory *memory;
 };
-
-static size_t type_bytes(enum comm_type type)
-{
-	switch (type) {
-	case COMM_U8: return 1;
-	case COMM_F32: return 4;
-	}
-	return 0;
-}
 
 /* A decimal number from the environment into *value when the variable is set and not empty. */
 static enum st_status number_from_environment(const char *name, int64_t minimum, int64_t maximum, int64_t *value)
@@ -123,6 +113,11 @@ enum st_status comm_options_init(struct comm_options *options)
 	ST_TRY(number_from_environment("SYNCTRAIN_ARRIVAL_TIMEOUT_MS", 100, 7 * INT64_C(86400000), &made.arrival_timeout_ms));
 	ST_TRY(number_from_environment("SYNCTRAIN_CHUNK_BYTES", 256, 1 << 28, &chunk_bytes));
 	made.chunk_bytes = (size_t)chunk_bytes;
+	const char *accumulate = getenv("SYNCTRAIN_ACCUMULATE");
+	if (accumulate && !strcmp(accumulate, "wire"))
+		made.accumulate = COMM_ACCUMULATE_WIRE;
+	else if (accumulate && *accumulate && strcmp(accumulate, "f32"))
+		return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ACCUMULATE: '%.64s', expected f32 or wire", accumulate);
 	const char *interface = getenv("SYNCTRAIN_INTERFACE");
 	if (interface && *interface)
 		made.interface = interface;
@@ -137,6 +132,8 @@ static enum st_status check_options(const struct comm_options *options)
 	if (!(options->transports & (COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP)) ||
 	    options->transports & ~(unsigned)(COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP))
 		return st_fail(ST_ERR_USAGE, "communicator: no transports in mask 0x%x", options->transports);
+	if ((unsigned)options->accumulate > COMM_ACCUMULATE_WIRE)
+		return st_fail(ST_ERR_USAGE, "communicator: no way %d to accumulate", (int)options->accumulate);
 	if (options->startup_timeout_ms <= 0 || options->stall_timeout_ms <= 0 || options->arrival_timeout_ms <= 0)
 		return st_fail(ST_ERR_USAGE, "communicator: a timeout that is not positive");
 	if (options->chunk_bytes < 64 || options->chunk_bytes > (size_t)1 << 30 || options->slots < 2 || options->slots > 1024)
@@ -232,12 +229,14 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.interface = options.interface,
 			.chunk_bytes_hint = (uint32_t)options.chunk_bytes,
 			.slots_hint = options.slots,
+			.accumulate_hint = (uint8_t)options.accumulate,
 		};
 		status = control_open(bootstrap, &control, &comm->control);
 	}
 	if (status == ST_OK) {
 		uint32_t chunk_bytes, slots;
-		control_hints(comm->control, &chunk_bytes, &slots);
+		uint8_t accumulate;
+		control_hints(comm->control, &chunk_bytes, &slots, &accumulate);
 		comm->world = control_world(comm->control);
 		comm->rank = comm->world->rank;
 		comm->size = comm->world->size;
@@ -245,6 +244,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		comm->slots = slots;
 		options.chunk_bytes = chunk_bytes;
 		options.slots = slots;
+		options.accumulate = (enum comm_accumulate)accumulate;
 		status = check_options(&options);
 	}
 	if (status == ST_OK) {
@@ -254,6 +254,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.control = comm->control,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
 			.crowded = crowded(comm),
+			.accumulate = options.accumulate,
 			.stream_bytes = STREAM_BYTES,
 		};
 		status = engine_create(&engine, &comm->engine);
@@ -395,8 +396,7 @@ void comm_memory_free(struct comm *comm, void *memory)
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
-static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, size_t element_bytes, struct engine_plan **bound,
-				bool *owned)
+static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, struct engine_plan **bound, bool *owned)
 {
 	struct cached_plan *oldest = NULL;
 	*owned = false;
@@ -404,7 +404,7 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
 		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
-		    cached->element_bytes == element_bytes && cached->in_place == shape->in_place && cached->root == shape->root) {
+		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root) {
 			cached->last_use = comm->uses;
 			*bound = cached->bound;
 			return ST_OK;
@@ -424,7 +424,7 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	ST_TRY(engine_bind(comm->engine, plan, &oldest->bound));
 	oldest->collective = shape->collective;
 	oldest->elements = shape->elements;
-	oldest->element_bytes = element_bytes;
+	oldest->chunk_elements = shape->chunk_elements;
 	oldest->in_place = shape->in_place;
 	oldest->root = shape->root;
 	oldest->last_use = comm->uses;
@@ -444,11 +444,11 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	const char *name = plan_collective_name(collective);
 	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
 	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
-	size_t element_bytes = type_bytes(type);
+	size_t element_bytes = comm_type_bytes(type);
 	if (!element_bytes)
-		return st_fail(ST_ERR_USAGE, "%s: no type %d", name, (int)type);
-	if (reduces && (type != COMM_F32 || op != COMM_SUM))
-		return st_fail(ST_ERR_USAGE, "%s: only sums of f32 are in this version", name);
+		return st_fail(ST_ERR_USAGE, "%s: no type %d (have u8, f32, f64, f16, bf16, i32, i64)", name, (int)type);
+	if ((unsigned)op >= COMM_OPS)
+		return st_fail(ST_ERR_USAGE, "%s: no operation %d (have sum, avg, min, max)", name, (int)op);
 	if (root >= comm->size)
 		return st_fail(ST_ERR_USAGE, "%s: root %" PRIu32 " of %" PRIu32 " ranks", name, root, comm->size);
 	size_t factor = shards ? comm->size : 1, bytes;
@@ -476,7 +476,7 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 		.rank = comm->rank,
 		.size = comm->size,
 		.elements = (uint64_t)count * factor,
-		.chunk_elements = comm->chunk_bytes / element_bytes,
+		.chunk_elements = comm->chunk_bytes / (reduces && engine_wide(comm->engine, type, op) ? sizeof(float) : element_bytes),
 		.slots = comm->slots,
 		.in_place = in_place,
 		.root = root,
@@ -487,10 +487,10 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	struct engine_plan *bound;
 	bool owned;
 	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, element_bytes, &bound, &owned));
+	ST_TRY(find_plan(comm, &shape, &bound, &owned));
 	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
 						.op = (uint8_t)op};
-	return engine_submit(comm->engine, bound, owned, in, out, element_bytes, signature, request);
+	return engine_submit(comm->engine, bound, owned, in, out, signature, request);
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,

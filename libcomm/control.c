@@ -65,6 +65,7 @@ static enum st_status fill_record(struct control *control, const struct bootstra
 	snprintf(record->address, sizeof record->address, "%s", bootstrap->address);
 	record->chunk_bytes_hint = options->chunk_bytes_hint;
 	record->slots_hint = options->slots_hint;
+	record->accumulate_hint = options->accumulate_hint;
 	record->heartbeat_ms = (uint32_t)control->heartbeat_ms;
 	record->stall_timeout_ms = (uint32_t)control->stall_timeout_ms;
 	control_host_id(record->host);
@@ -137,6 +138,7 @@ static enum st_status take_records(struct control *control, struct wire_record *
 	memcpy(control->secret, records[0].secret, WIRE_SECRET_BYTES);
 	control->chunk_bytes = records[0].chunk_bytes_hint;
 	control->slots = records[0].slots_hint;
+	control->accumulate = records[0].accumulate_hint;
 	/* One pair of values for all: a neighbour that beats less often than this rank expects would look dead. */
 	control->stall_timeout_ms = records[0].stall_timeout_ms;
 	control->heartbeat_ms = records[0].heartbeat_ms;
@@ -446,10 +448,11 @@ const char *control_job(const struct control *control)
 	return control->job;
 }
 
-void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots)
+void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots, uint8_t *accumulate)
 {
 	*chunk_bytes = control->chunk_bytes;
 	*slots = control->slots;
+	*accumulate = control->accumulate;
 }
 
 void control_doing(struct control *control, const char *name, uint64_t sequence)

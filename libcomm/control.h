@@ -39,6 +39,7 @@ struct control_options {
 	const char *interface;    /* a name or an address; NULL: the interface that owns SLURMD_NODENAME's address, else the default route's, else the first
 				     that is up, not loopback, not docker/veth/virbr/bridge; loopback only when all ranks share the host */
 	uint32_t chunk_bytes_hint, slots_hint; /* carried in the record: rank 0's are the job's; see control_hints */
+	uint8_t accumulate_hint;               /* likewise */
 };
 
 /* Collective. Listens, exchanges records, agrees on versions (peers of another protocol version: one line naming both), connects the
@@ -51,7 +52,7 @@ void control_close(struct control *control);
 /* Rank, size, nodes, local ranks: valid while control lives. */
 const struct topo_world *control_world(const struct control *control);
 const char *control_job(const struct control *control);
-void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots);
+void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots, uint8_t *accumulate);
 
 /*
  * A connected, authenticated, non-blocking stream socket to a peer for the data channel `channel`; the caller owns it.  The lower rank

@@ -117,6 +117,7 @@ struct control {
 	char job[BOOTSTRAP_JOB_BYTES];
 	int64_t startup_timeout_ms, heartbeat_ms, stall_timeout_ms;
 	uint32_t chunk_bytes, slots;
+	uint8_t accumulate;
 	struct control_addresses addresses;
 	struct control_endpoint *endpoints; /* (size) */
 	struct topo_world *world;
