@@ -282,6 +282,30 @@ static void kernels_convert_all_numbers_of_16_bits(void)
 		}
 }
 
+/* The long form: every f32 there is, narrowed by every kernel. */
+static void kernels_narrow_all_numbers_of_32_bits(void)
+{
+	enum { BLOCK = 1 << 16 };
+	static float wide[BLOCK];
+	static uint16_t plain[BLOCK], narrow[BLOCK];
+	for (uint32_t high = 0; high < 65536; high++) {
+		for (uint32_t low = 0; low < BLOCK; low++)
+			wide[low] = f32_of_bits(high << 16 | low);
+		for (int type = COMM_F16; type <= COMM_BF16; type++) {
+			struct reduce_call call = {.destination = plain, .sources = {wide}, .source_count = 1, .wide_sources = 1, .count = BLOCK};
+			reduce_kernel(REDUCE_PLAIN, (enum comm_type)type, COMM_SUM)(&call);
+			call.destination = narrow;
+			for (int isa = REDUCE_PLAIN + 1; isa < REDUCE_ISAS; isa++) {
+				reduce_function *kernel = reduce_kernel((enum reduce_isa)isa, (enum comm_type)type, COMM_SUM);
+				if (kernel)
+					kernel(&call);
+				CHECK(!kernel || !memcmp(plain, narrow, sizeof plain));
+			}
+		}
+	}
+	printf("all f32 narrowed the same by all instruction sets\n");
+}
+
 /* ---- what the operations mean ------------------------------------------------------------------------------------------------ */
 
 #define RESULT(TYPE, C, OP, RANKS, A, B)                                                                                                 \
@@ -338,6 +362,9 @@ int main(void)
 	operations_mean_what_they_say();
 	kernels_have_the_bits_of_the_plain_loop();
 	kernels_convert_all_numbers_of_16_bits();
+	const char *all = getenv("LONG");
+	if (all && *all)
+		kernels_narrow_all_numbers_of_32_bits();
 	copies();
 	return 0;
 }
