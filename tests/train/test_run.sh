@@ -1,6 +1,7 @@
 #!/bin/bash
 # `synctrain run`: output, environment, exit codes, signals, and that nothing is left however it ends.
 set -u
+command -v synctrain >/dev/null || { echo "synctrain is not in PATH: make, then PATH=build/bin:\$PATH"; exit 1; }
 tmp=$(mktemp -d /tmp/synctrain-test-run-XXXXXX) || exit 1
 export TMPDIR=$tmp/session
 mkdir "$TMPDIR"
