@@ -368,13 +368,6 @@ static enum st_status exchange(struct bootstrap *public, const void *mine, size_
 		atomic_init(&stage->getting, -1);
 		status = stage_run(stage, timeout_ms, "PMIx_Fence of the first exchange (a rank has not come)");
 		bootstrap->stuck = status == ST_ERR_TIMEOUT;
-		/* Slurm (seen with 22.05; its stepds reject each other's first direct connection now and then, while one of them is still
-		 * launching tasks with the user's ids) then never ends the fence: say what helps. */
-		const char *direct = getenv("SLURM_PMIX_DIRECT_CONN");
-		if (bootstrap->stuck && of_slurm(&bootstrap->me) && (!direct || strcmp(direct, "false")))
-			status = st_fail(ST_ERR_TIMEOUT,
-					 "PMIx_Fence of the first exchange did not end within %lld ms: a rank has not come, or slurmstepd lost it "
-					 "(\"Connection reject\"): SLURM_PMIX_DIRECT_CONN=false avoids that", (long long)timeout_ms);
 		int64_t getting = atomic_load_explicit(&stage->getting, memory_order_relaxed);
 		if (bootstrap->stuck && getting >= 0)
 			status = st_fail(ST_ERR_TIMEOUT, "PMIx_Get of rank %lld's endpoint record did not end within %lld ms", (long long)getting,
