@@ -56,7 +56,7 @@ enum st_status st_file_read(const char *path, size_t max_bytes, char **data, siz
 	struct stat info;
 	char *buffer = NULL;
 	enum st_status status;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes must not hold us */
 
 	if (fd < 0)
 		return st_fail_errno("%s: can't open", path);

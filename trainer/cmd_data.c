@@ -45,7 +45,7 @@ static enum st_status open_texts(struct text *text, char *const *paths)
 		struct source *source = &text->sources[i];
 		struct stat info;
 		source->path = paths[i];
-		source->fd = open(paths[i], O_RDONLY | O_CLOEXEC);
+		source->fd = open(paths[i], O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes must not hold us */
 		if (source->fd < 0)
 			return st_fail_errno("%s: can't open", paths[i]);
 		if (fstat(source->fd, &info) < 0)
