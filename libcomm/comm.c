@@ -27,7 +27,7 @@ struct cached_plan {
 	enum plan_collective collective;
 	uint64_t elements, chunk_elements;
 	uint32_t root;
-	bool in_place;
+	bool in_place, wide;
 	uint64_t last_use;
 };
 
@@ -242,6 +242,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		comm->size = comm->world->size;
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
+		comm->options.accumulate = (enum comm_accumulate)accumulate;
 		options.chunk_bytes = chunk_bytes;
 		options.slots = slots;
 		options.accumulate = (enum comm_accumulate)accumulate;
@@ -254,7 +255,6 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.control = comm->control,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
 			.crowded = crowded(comm),
-			.accumulate = options.accumulate,
 			.stream_bytes = STREAM_BYTES,
 		};
 		status = engine_create(&engine, &comm->engine);
@@ -404,7 +404,8 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
 		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
-		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root) {
+		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root &&
+		    cached->wide == shape->wide) {
 			cached->last_use = comm->uses;
 			*bound = cached->bound;
 			return ST_OK;
@@ -426,6 +427,7 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	oldest->elements = shape->elements;
 	oldest->chunk_elements = shape->chunk_elements;
 	oldest->in_place = shape->in_place;
+	oldest->wide = shape->wide;
 	oldest->root = shape->root;
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
@@ -471,12 +473,16 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
+	/* Minima and maxima are exact in any type. */
+	bool wide = reduces && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
+		    (op == COMM_SUM || op == COMM_AVG);
 	struct plan_shape shape = {
 		.collective = collective,
 		.rank = comm->rank,
 		.size = comm->size,
 		.elements = (uint64_t)count * factor,
-		.chunk_elements = comm->chunk_bytes / (reduces && engine_wide(comm->engine, type, op) ? sizeof(float) : element_bytes),
+		.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : element_bytes),
+		.wide = wide,
 		.slots = comm->slots,
 		.in_place = in_place,
 		.root = root,

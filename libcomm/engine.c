@@ -42,7 +42,6 @@ struct comm_request {
 	char *input, *output;
 	size_t element_bytes;
 	struct transport_signature signature;
-	bool wide; /* partial sums are f32 and the elements are not */
 	bool started, done;
 	enum st_status status;
 };
@@ -225,7 +224,7 @@ static struct piece place(const struct engine *engine, const struct comm_request
 	if (start > length)
 		start = length;
 	struct piece piece = {.elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements};
-	piece.wide = request->wide && plan_operand_partial(operand, engine->vars);
+	piece.wide = plan->wide && plan_operand_partial(operand, engine->vars);
 	piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
@@ -283,7 +282,7 @@ static enum st_status run_step(struct engine *engine, const struct comm_request 
 		if (!link->ops->mapped)
 			return link->ops->put(link, piece.memory, piece.bytes);
 		void *destination;
-		piece.wide = request->wide && plan_step_partial(step, engine->vars);
+		piece.wide = bound->plan->wide && plan_step_partial(step, engine->vars);
 		piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 		ST_TRY(link->ops->reserve(link, piece.bytes, &destination));
 		piece.memory = destination;
@@ -538,16 +537,13 @@ static enum st_status check_control(struct engine *engine)
 	return ST_OK;
 }
 
-bool engine_wide(const struct engine *engine, enum comm_type type, enum comm_op op)
-{
-	return engine->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) && (op == COMM_SUM || op == COMM_AVG);
-}
-
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request)
 {
 	enum st_status status = engine_failure(engine);
 	struct comm_request *made = engine->spare;
+	if (status == ST_OK && bound->plan->wide && signature.type != COMM_F16 && signature.type != COMM_BF16)
+		status = st_fail(ST_ERR_INTERNAL, "engine: a wide plan for %s", comm_type_name((enum comm_type)signature.type));
 	if (status == ST_OK && made)
 		engine->spare = made->next;
 	else if (status == ST_OK && !(made = malloc(sizeof *made)))
@@ -559,8 +555,7 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 	}
 	signature.sequence = ++engine->sequence;
 	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .signature = signature,
-				      .element_bytes = comm_type_bytes((enum comm_type)signature.type),
-				      .wide = engine_wide(engine, (enum comm_type)signature.type, (enum comm_op)signature.op)};
+				      .element_bytes = comm_type_bytes((enum comm_type)signature.type)};
 	bound->owned = owned;
 	bound->users++;
 	if (engine->last)

@@ -24,7 +24,6 @@ struct engine_options {
 	struct control *control;     /* NULL in tests: then failures stay on this rank */
 	int64_t arrival_timeout_ms;
 	bool crowded;                /* more ranks than cores on this node: yield at once instead of spinning */
-	enum comm_accumulate accumulate;
 	size_t stream_bytes;         /* operations of at least so many bytes write their results past the caches */
 };
 
@@ -47,12 +46,9 @@ const struct plan *engine_plan_of(const struct engine_plan *bound);
 unsigned engine_plan_users(const struct engine_plan *bound); /* requests that still run it */
 void engine_unbind(struct engine_plan *bound); /* not while it has users; NULL is fine */
 
-/* Whether partial sums of this type and operation are f32 and the elements are not: then a plan's chunks are of at most slot bytes / 4
- * elements, else of slot bytes / element bytes. */
-bool engine_wide(const struct engine *engine, enum comm_type type, enum comm_op op);
-
 /* Starts an operation behind those already issued. owned: the request unbinds the plan when it is done, or at once on failure.  The
- * signature says type and operation, which must be valid ones; its sequence is filled in by the engine. */
+ * signature says type and operation, which must be valid ones; its sequence is filled in by the engine.  The plan's chunks must fit into
+ * slots: of elements, or where it is wide (f16 and bf16 only) of f32. */
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request);
 

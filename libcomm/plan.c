@@ -131,15 +131,13 @@ uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *o
 
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	return operand->space == PLAN_SCRATCH && plan_affine_value(&operand->partial, vars) > 0;
+	return plan_affine_value(&operand->partial, vars) > 0;
 }
 
 bool plan_step_partial(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	if (step->kind != PLAN_PUT)
+	if (step->kind != PLAN_PUT || step->keep)
 		return plan_operand_partial(&step->destination, vars);
-	if (step->keep)
-		return false;
 	return step->source_count > 1 || plan_operand_partial(&step->sources[0], vars);
 }
 
@@ -157,9 +155,12 @@ static enum st_status bad(const struct plan *plan, uint32_t step, const char *wh
 static enum st_status check_operand(const struct plan *plan, uint32_t at, const struct plan_operand *operand, bool written)
 {
 	static const struct plan_affine never;
-	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
-	if ((operand->space != PLAN_SCRATCH || !reduces) && memcmp(&operand->partial, &never, sizeof never))
-		return bad(plan, at, reduces ? "a partial sum in a buffer of the caller" : "a partial sum where nothing is reduced");
+	if (memcmp(&operand->partial, &never, sizeof never)) {
+		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER)
+			return bad(plan, at, "a partial sum where nothing is reduced");
+		if (operand->space == PLAN_INPUT || (operand->space == PLAN_OUTPUT && plan->wide))
+			return bad(plan, at, "a partial sum in a buffer of the caller");
+	}
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");

@@ -28,11 +28,11 @@
  * grant is waited for and every put flushed, so two operations back to back are as safe as one.
  *
  * PARTIAL SUMS.  In allreduce and reduce_scatter a chunk is one rank's input as it was given, or a partial sum, or final: every rank's
- * input, in the caller's type.  Partial sums may be wider than the elements (f16 and bf16 are added up in f32) and live in SCRATCH only; a
- * slot is long enough for them.  An operand in SCRATCH says by `partial` which it is; left alone, it is not a partial sum.  What a step makes:
- * REDUCE and COPY what their destination is; a PUT that keeps, something final; any other PUT of several sources, a partial
- * sum; of one source, what that is.  A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides
- * an average.  It must have every rank's input then.
+ * input, in the caller's type.  An operand says by `partial` whether it is a partial sum; left alone, it is none.  What a step makes: REDUCE, COPY
+ * and a PUT that keeps, what their destination is; any other PUT, a partial sum if it has several sources, else what its source is.
+ * A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides an average.  It must have
+ * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH only, whose
+ * slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
@@ -85,7 +85,7 @@ struct plan_operand {
 	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
-	struct plan_affine partial; /* SCRATCH, in reductions: holds a partial sum when this is positive, else not */
+	struct plan_affine partial; /* not INPUT, and only in reductions: holds a partial sum when this is positive, else not */
 };
 
 struct plan_step {
@@ -117,6 +117,7 @@ struct plan {
 	uint32_t slots;          /* per incoming channel */
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
+	bool wide;               /* partial sums are wider than the elements */
 	uint32_t root;           /* broadcast */
 	uint32_t channel_count, step_count;
 	uint32_t channel_room, step_room;
@@ -129,9 +130,10 @@ struct plan_shape {
 	enum plan_collective collective;
 	uint32_t rank, size;
 	uint64_t elements;       /* of the whole range, see struct plan */
-	uint64_t chunk_elements; /* longest chunk, >= 1: what a slot holds */
+	uint64_t chunk_elements; /* longest chunk, >= 1: what a slot holds, of partial sums where the plan is wide */
 	uint32_t slots;          /* >= 2 (broadcast: >= 1) */
 	bool in_place;           /* broadcast and barrier: always taken as true */
+	bool wide;               /* see struct plan; a builder that keeps partial sums in OUTPUT refuses this (ST_ERR_USAGE) */
 	uint32_t root;
 	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
 	bool mapped_in;          /* the channel from the ring's previous rank is mapped */
@@ -171,7 +173,8 @@ enum st_status plan_check(const struct plan *plan);
  * Proves plans[0..size) right together, or names the first fault: rank, step, channel, block, slot.  ST_ERR_INTERNAL with
  * the fault in st_message() when refused; ST_ERR_NOMEM.  It checks that
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
- *   - partial sums are granted, put and read as such, never stored to OUTPUT, and finished only with every input in them;
+ *   - partial sums are granted, put and read as such, finished only with every input in them, and not left in OUTPUT (or ever in it, when
+ *     they are wide);
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);

@@ -393,6 +393,7 @@ enum st_status plan_build_ring(const struct plan_shape *shape, struct plan **pla
 	made->compact_input = shape->collective == PLAN_ALL_GATHER || shape->collective == PLAN_BARRIER;
 	made->compact_output = shape->collective == PLAN_REDUCE_SCATTER;
 	made->in_place = shape->in_place || shape->collective == PLAN_BROADCAST || shape->collective == PLAN_BARRIER;
+	made->wide = shape->wide;
 	made->blocks = shape->collective == PLAN_BROADCAST ? 1 : shape->size;
 	if (made->blocks > 1)
 		made->order = shape->order;

@@ -382,10 +382,11 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 			case PLAN_BARRIER: expected = fingerprint(block, block, chunk); break;
 			}
 			const struct cell *cell = &actor->output[block * plan->chunks + chunk];
-			if (cell->flags & GRANTED || !(cell->flags & DEFINED) || cell->value != expected)
+			if (cell->flags & (GRANTED | PARTIAL) || !(cell->flags & DEFINED) || cell->value != expected)
 				return refuse(actor, "output block %" PRIu32 " chunk %" PRIu64 " %s", block, chunk,
 					      cell->flags & GRANTED      ? "is still granted away"
 					      : !(cell->flags & DEFINED) ? "was never written"
+					      : cell->flags & PARTIAL    ? "holds a partial sum"
 									 : "does not hold every input exactly once");
 		}
 	}
@@ -450,7 +451,8 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root ||
+		    plan->wide != first->wide)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
 		if (plan->chunks > UINT64_MAX / plan->chunk_elements || plan->chunks * plan->chunk_elements < plan_block_elements(plan, 0))
 			return st_fail(ST_ERR_INTERNAL, "plan refused: rank %" PRIu32 ": the chunks do not cover a block", r);

@@ -106,8 +106,8 @@ static struct value combine(struct adversary_rank *rank, const struct plan_step 
 		if (length != *elements)
 			trouble = true;
 	}
-	if (step->kind == PLAN_PUT)
-		sum.partial = !step->keep && (step->source_count > 1 || sum.partial);
+	if (step->kind == PLAN_PUT && !step->keep)
+		sum.partial = step->source_count > 1 || sum.partial;
 	else
 		sum.partial = plan_affine_value(&step->destination.partial, rank->vars) > 0;
 	/* An average divided too early would be divided again, or not be one. */
@@ -521,12 +521,12 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 		step->keep = false;
 		return true;
 	case PARTIAL_MORE:
-		if (!operand || operand->space != PLAN_SCRATCH)
+		if (!operand || operand->space == PLAN_INPUT)
 			return false;
 		operand->partial.base++;
 		return true;
 	case PARTIAL_LESS:
-		if (!operand || operand->space != PLAN_SCRATCH)
+		if (!operand || operand->space == PLAN_INPUT)
 			return false;
 		operand->partial.base--;
 		return true;
@@ -572,7 +572,7 @@ static uint64_t behaviour(const struct plan *plan)
 			else
 				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
 			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
-			hash += operand->space == PLAN_SCRATCH && plan_affine_value(&operand->partial, rank.vars) > 0;
+			hash += plan_affine_value(&operand->partial, rank.vars) > 0;
 			hash ^= hash >> 29;
 		}
 	}
@@ -675,7 +675,7 @@ static void every_mutant(void)
 							continue;
 						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
 									   .chunk_elements = 16, .in_place = variant & 1,
-									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2};
+									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2, .wide = (chunks + slots + size) % 2};
 						if (collective == PLAN_BROADCAST)
 							shape.elements = 16 * chunks;
 						else if (collective != PLAN_ALLREDUCE)
@@ -790,7 +790,21 @@ static void known_faults(void)
 
 	plan = mutant_of(sum, 0, 3);
 	plan->steps[find(plan, PLAN_REDUCE, 1)].destination.partial.base = 1;
-	must_refuse(4, "a partial sum stored to the output", "a partial sum in a buffer of the caller");
+	must_refuse(4, "a partial sum read from the output as a result", "is a partial sum and is read as something else");
+
+	struct plan_shape scatter = {.collective = PLAN_REDUCE_SCATTER, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
+	plan = mutant_of(scatter, 0, 3);
+	plan->steps[find(plan, PLAN_REDUCE, 1)].destination.partial.base = 1;
+	must_refuse(4, "a partial sum left in the output", "holds a partial sum");
+
+	scatter.wide = true;
+	plan = mutant_of(scatter, 0, 3);
+	plan->steps[find(plan, PLAN_REDUCE, 1)].destination.partial.base = 1;
+	must_refuse(4, "a wide partial sum stored to the output", "a partial sum in a buffer of the caller");
+
+	plan = mutant_of(scatter, 0, 3);
+	plan->wide = false;
+	must_refuse(4, "wide on three of four ranks", "plans of different shapes");
 
 	plan = mutant_of(sum, 1, 0);
 	for (uint32_t i = 0; i < plan->step_count; i++)
