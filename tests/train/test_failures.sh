@@ -16,7 +16,7 @@ exits 78 train 2 data.directory=data model.context=20000
 says 'data.directory: seen [0-9]+ training sequences of model.context = 20000 in data, expected at least batch.global = 16'
 exits 78 train 2 model.vocabulary=255
 says 'model.vocabulary: seen 255, expected at least 256 as in data.directory data'
-exits 69 train 2 data.directory=nowhere
+exits 66 train 2 data.directory=nowhere
 says 'nowhere: can.t list: No such file or directory'
 lines 1 'synctrain\( train\)\?:'
 exits 64 train 2 --fast
