@@ -78,6 +78,12 @@ else
 	echo "(no name spaces here: the full disk was left out)"
 fi
 
+# Where no checkpoint could be written is said at the start, not after the training.
+exits 64 train 2 checkpoint.directory=tiny.json
+says 'tiny.json: exists and is not a directory'
+[ "$(grep -c 'step 10/20' out)" = 0 ] || { cat out; fail "it trained first"; }
+lines 1 'synctrain\( train\)\?:'
+
 # A second run in the directory of one that is going on is refused, and the first does not notice.
 rm -rf shared
 ranks 2 synctrain train tiny.json steps=400 checkpoint.directory=shared checkpoint.every=1 debug.delay.rank=0 debug.delay.milliseconds=20 \
