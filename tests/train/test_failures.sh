@@ -100,6 +100,11 @@ wait $job || { cat first; fail "the first run failed"; }
 # Nobody uses it any more.
 well train 2 steps=401 checkpoint.directory=shared
 
+# A log that is a pipe without a reader does not hold the run up.
+mkfifo pipe
+timeout -k 1 30 synctrain run -n 2 --no-prefix synctrain train tiny.json steps=2 log.file=pipe >out 2>&1 || { cat out; fail "held up"; }
+says "log.file pipe: can't open: .*the run goes on without it"
+
 # A log that can't be written does not stop the run.
 well train 2 log.file=/dev/full
 says 'log.file /dev/full: can.t write'
