@@ -279,18 +279,21 @@ enum st_status train_checkpoint_lock(const char *directory, int *fd)
 	int opened;
 
 	*fd = -1;
-	/* Whatever is wrong with the directory is said by those who read or write in it. */
-	if (st_make_directories(directory, 0777) != ST_OK)
-		return ST_OK;
+	/* Now, and not after hours of training. */
+	ST_TRY(st_make_directories(directory, 0777));
+	if (access(directory, W_OK | X_OK) < 0)
+		return st_fail_errno("checkpoint.directory: %s: can't write in it", directory);
 	opened = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (opened < 0)
-		return ST_OK;
+		return st_fail_errno("checkpoint.directory: %s: can't open", directory);
 	while (flock(opened, LOCK_EX | LOCK_NB) < 0) {
 		if (errno == EINTR)
 			continue;
 		/* Some network file systems lock no directories. */
-		if (errno != EWOULDBLOCK)
-			break;
+		if (errno != EWOULDBLOCK) {
+			close(opened);
+			return ST_OK;
+		}
 		if (st_deadline_expired(&patience)) {
 			close(opened);
 			return st_fail(ST_ERR_UNAVAILABLE, "checkpoint.directory: seen %s, which another run is using, expected a directory for "

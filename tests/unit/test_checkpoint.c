@@ -240,8 +240,12 @@ static void one_run_has_the_directory(void)
 	CHECK(second >= 0);
 	close(second);
 	write_over("run/file", "1", 1);
-	CHECK_OK(train_checkpoint_lock(temporary_path("run/file"), &first));
+	CHECK_FAILS(train_checkpoint_lock(temporary_path("run/file"), &first), ST_ERR_USAGE, "not a directory");
 	CHECK(first == -1);
+	if (geteuid() != 0) { /* root may write anywhere */
+		CHECK(mkdir(temporary_path("run/shut"), 0500) == 0);
+		CHECK_FAILS(train_checkpoint_lock(temporary_path("run/shut"), &first), ST_ERR_PERMISSION, "can't write in it");
+	}
 }
 
 int main(void)

@@ -107,6 +107,6 @@ int main(void)
 	refused("[1]", "seen array", "an object");
 	refused("{\"steps\":1}x", "not JSON", "line 1");
 	refused("{\"steps\":1,\"rate\":NaN}", "rate", "");
-	CHECK_FAILS(st_json_load("/nonexistent/c.json", keys, &s), ST_ERR_UNAVAILABLE, "/nonexistent/c.json");
+	CHECK_FAILS(st_json_load("/nonexistent/c.json", keys, &s), ST_ERR_NOINPUT, "/nonexistent/c.json");
 	return check_result();
 }
