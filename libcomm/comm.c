@@ -473,8 +473,8 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
-	/* Minima and maxima are exact in any type. */
-	bool wide = reduces && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
+	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
+	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
 		    (op == COMM_SUM || op == COMM_AVG);
 	struct plan_shape shape = {
 		.collective = collective,
