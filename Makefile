@@ -59,6 +59,10 @@ obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
 LIBS := $(B)/lib/libtrainer.a $(B)/lib/libcomm.a $(B)/lib/libtopology.a $(B)/lib/libcommon.a
 SYSLIBS = $(PKGLIBS) -ldnnl -lm -ldl -lpthread
 
+# One short line per file; `make V=1` prints the commands.
+Q    := $(if $(V),,@)
+note  = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
+
 PLUGIN := $(if $(SAN),,$(if $(PLUGIN_SRC),$(B)/lib/slurm/synctrain.so))
 
 .PHONY: all
@@ -71,7 +75,8 @@ $(B)/lib/libtrainer.a:  $(call obj,$(TRAINER_SRC))
 $(B)/lib/%.a:
 	@mkdir -p $(@D)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(call note,AR,$@)
+	$(Q)$(AR) rcs $@ $^
 
 # Vectors of 64 bytes as arguments of functions that are all inlined: no calling convention is at stake.
 $(B)/obj/trainer/kernels.o: CFLAGS_ALL += -Wno-psabi
@@ -87,16 +92,19 @@ FORCE:
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
+	$(call note,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 
 $(B)/bin/synctrain: $(B)/obj/trainer/synctrain.o $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -pie -o $@ $^ $(SYSLIBS)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -pie -o $@ $^ $(SYSLIBS)
 
 # libc only, and nothing exported but slurm_spank_* and the plugin's identity: tests/slurm reads its dynamic section.
 $(B)/lib/slurm/synctrain.so: $(call obj,$(PLUGIN_SRC)) spank-plugin/exports.map
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=spank-plugin/exports.map -o $@ $(filter %.o,$^)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=spank-plugin/exports.map -o $@ $(filter %.o,$^)
 
 # Where the plugin looks when plugstack.conf does not say.
 $(B)/obj/spank-plugin/submit.o: CPPFLAGS_ALL += -DSYNCTRAIN_LIBEXECDIR='"$(libexecdir)/synctrain"' -DSYNCTRAIN_SLURM_PLUGINDIR='"$(slurm_plugindir)"'
@@ -108,11 +116,13 @@ $(B)/plugin-paths: FORCE
 # Programs that the plugin starts: what needs a library is done there.
 $(HELPERS): $(B)/libexec/synctrain/%: $(B)/obj/spank-plugin/helpers/%.o $(B)/obj/spank-plugin/options.o $(B)/lib/libcommon.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -Wl,--as-needed -pie -o $@ $^ $(PKGLIBS)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -Wl,--as-needed -pie -o $@ $^ $(PKGLIBS)
 
 $(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
 
 .PHONY: unit-tests
 unit-tests: $(UNIT_TESTS)
@@ -132,13 +142,13 @@ check-long: packages
 .PHONY: demo
 demo:
 	@etc/quickstart/install-packages build run demo
-	+@$(MAKE) --no-print-directory all
+	+@$(MAKE) --no-print-directory -j$(shell getconf _NPROCESSORS_ONLN) all
 	@etc/quickstart/demo
 
 .PHONY: bench
 bench:
 	@etc/quickstart/install-packages build run bench
-	+@$(MAKE) --no-print-directory all
+	+@$(MAKE) --no-print-directory -j$(shell getconf _NPROCESSORS_ONLN) all
 	@tests/peers/bench
 
 .PHONY: install

@@ -56,10 +56,10 @@ enum st_status st_file_read(const char *path, size_t max_bytes, char **data, siz
 	struct stat info;
 	char *buffer = NULL;
 	enum st_status status;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes must not hold us */
 
 	if (fd < 0)
-		return st_fail_errno("%s: can't open", path);
+		return st_fail_input(path, "can't open");
 	if (fstat(fd, &info) < 0) {
 		status = st_fail_errno("%s: can't stat", path);
 		goto close_file;

@@ -47,6 +47,28 @@ static enum st_status check_range(const char *name, const char *path, const stru
 	return wrong(name, path, seen, expected);
 }
 
+/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+static bool is_utf8(const char *text)
+{
+	for (const unsigned char *p = (const unsigned char *)text; *p;) {
+		unsigned char lead = *p++, low = 0x80, high = 0xbf;
+		int more = lead < 0x80 ? 0 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3; /* bytes that follow */
+		if ((more && lead < 0xc2) || lead > 0xf4)
+			return false;
+		if (lead == 0xe0 || lead == 0xf0)
+			low = lead == 0xe0 ? 0xa0 : 0x90;
+		if (lead == 0xed || lead == 0xf4)
+			high = lead == 0xed ? 0x9f : 0x8f;
+		for (; more > 0; more--, p++) {
+			if (*p < low || *p > high)
+				return false;
+			low = 0x80;
+			high = 0xbf;
+		}
+	}
+	return true;
+}
+
 static enum st_status set_string(const char *name, const char *path, char **slot, const char *text, size_t length)
 {
 	if (length > MAX_STRING_BYTES || strlen(text) != length)
@@ -54,6 +76,9 @@ static enum st_status set_string(const char *name, const char *path, char **slot
 	for (const char *p = text; *p; p++)
 		if ((unsigned char)*p < ' ' || *p == 0x7f)
 			return wrong(name, path, "a string with a control character", "plain text");
+	/* The command line can bring any bytes, and what is printed must read back. */
+	if (!is_utf8(text))
+		return wrong(name, path, "a string that is not UTF-8", "plain text");
 	char *copy = strdup(text);
 	if (!copy)
 		return st_fail(ST_ERR_NOMEM, "%s: %s: no memory for the value", name, path);
@@ -149,6 +174,49 @@ static enum st_status read_object(const char *name, const char *prefix, struct j
 	return ST_OK;
 }
 
+/* json-c keeps the last of several values of one key. TEXT is valid JSON: returns the first key that its object has already had, or
+ * NULL. Keys are compared as they are written: one spelled with escapes is another. */
+static const char *find_repeated_key(const char *text, size_t *length)
+{
+	struct {
+		const char *text;
+		size_t length, object;
+	} *seen = NULL;
+	size_t open[JSON_TOKENER_DEFAULT_DEPTH + 1] = {0}, depth = 0, objects = 0, count = 0, room = 0;
+	const char *repeated = NULL;
+
+	for (const char *p = text; *p && !repeated; p++) {
+		if ((*p == '{' || *p == '[') && depth < JSON_TOKENER_DEFAULT_DEPTH)
+			open[++depth] = ++objects;
+		if ((*p == '}' || *p == ']') && depth)
+			depth--;
+		if (*p != '"')
+			continue;
+		const char *begin = ++p;
+		while (*p && *p != '"')
+			p += *p == '\\' && p[1] ? 2 : 1;
+		const char *next = p + (*p != 0);
+		if (next[strspn(next, " \t\r\n")] != ':')
+			continue;
+		*length = (size_t)(p - begin);
+		for (size_t i = 0; i < count && !repeated; i++)
+			if (seen[i].object == open[depth] && seen[i].length == *length && !memcmp(seen[i].text, begin, *length))
+				repeated = begin;
+		if (count == room) {
+			room = room ? 2 * room : 64;
+			void *grown = realloc(seen, room * sizeof *seen);
+			if (!grown)
+				break;
+			seen = grown;
+		}
+		seen[count].text = begin;
+		seen[count].length = *length;
+		seen[count++].object = open[depth];
+	}
+	free(seen);
+	return repeated;
+}
+
 enum st_status st_json_parse(const char *name, const char *text, const struct st_json_key *keys, void *out)
 {
 	struct json_tokener *parser = json_tokener_new();
@@ -169,7 +237,12 @@ enum st_status st_json_parse(const char *name, const char *text, const struct st
 		status = st_fail(ST_ERR_CONFIG, "%s: seen %s at the top, expected an object", name,
 				 json_type_to_name(json_object_get_type(object)));
 	} else {
+		/* Keys that are no keys are refused first: few different ones are left to compare. */
 		status = read_object(name, "", object, keys, out);
+		size_t length = 0;
+		const char *repeated = status == ST_OK ? find_repeated_key(text, &length) : NULL;
+		if (repeated)
+			status = st_fail(ST_ERR_CONFIG, "%s: %.*s: seen twice in one object, expected once", name, (int)length, repeated);
 	}
 	json_object_put(object);
 	json_tokener_free(parser);
@@ -186,6 +259,24 @@ enum st_status st_json_load(const char *path, const struct st_json_key *keys, vo
 						      : st_fail(ST_ERR_CONFIG, "%s: holds a NUL byte at offset %zu", path, strlen(text));
 	free(text);
 	return status;
+}
+
+/* NULL: null, or not one JSON value and nothing after it: "1,5" is not 1. */
+static struct json_object *parse_whole(const char *text)
+{
+	struct json_tokener *parser = json_tokener_new();
+
+	if (!parser)
+		return NULL;
+	json_tokener_set_flags(parser, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
+	/* The terminating NUL tells json-c that a number has ended. */
+	struct json_object *object = json_tokener_parse_ex(parser, text, (int)strlen(text) + 1);
+	if (json_tokener_get_error(parser) != json_tokener_success) {
+		json_object_put(object);
+		object = NULL;
+	}
+	json_tokener_free(parser);
+	return object;
 }
 
 enum st_status st_json_override(const struct st_json_key *keys, void *out, const char *assignment)
@@ -218,7 +309,7 @@ enum st_status st_json_override(const struct st_json_key *keys, void *out, const
 		if (key->kind == ST_JSON_CHOICE)
 			object = json_object_new_string(value);
 		else
-			object = json_tokener_parse(value);
+			object = parse_whole(value);
 		if (!object)
 			return wrong(name, path, value, "a JSON value");
 		enum st_status status = read_value(name, path, object, key, out);

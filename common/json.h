@@ -18,7 +18,7 @@ enum st_json_kind {
 	ST_JSON_BOOL,   /* bool */
 	ST_JSON_INT,    /* int64_t, minimum <= value <= maximum */
 	ST_JSON_NUMBER, /* double, minimum <= value <= maximum, finite */
-	ST_JSON_STRING, /* char *, malloc'ed, replaced and freed on override; at most 4095 bytes, no control characters */
+	ST_JSON_STRING, /* char *, malloc'ed, replaced and freed on override; at most 4095 bytes of UTF-8, no control characters */
 	ST_JSON_CHOICE, /* int: index into choices */
 	ST_JSON_OBJECT, /* nested struct described by keys, at the same base pointer: offsets are absolute */
 };

@@ -17,6 +17,7 @@ static const struct {
 	[ST_ERR_USAGE] = {"usage", EX_USAGE},
 	[ST_ERR_CONFIG] = {"configuration", EX_CONFIG},
 	[ST_ERR_DATA] = {"data", EX_DATAERR},
+	[ST_ERR_NOINPUT] = {"no such input", EX_NOINPUT},
 	[ST_ERR_NOMEM] = {"out of resources", EX_OSERR},
 	[ST_ERR_SYSTEM] = {"system", EX_OSERR},
 	[ST_ERR_UNAVAILABLE] = {"unavailable", EX_UNAVAILABLE},
@@ -74,6 +75,14 @@ enum st_status st_fail_errno(const char *format, ...)
 	vsnprintf(text, sizeof text, format, args);
 	va_end(args);
 	return st_fail(status_of_errno(error), "%s: %s", text, strerror(error));
+}
+
+enum st_status st_fail_input(const char *path, const char *what)
+{
+	int missing = errno == ENOENT || errno == ENOTDIR;
+	enum st_status status = st_fail_errno("%s: %s", path, what);
+
+	return missing ? ST_ERR_NOINPUT : status;
 }
 
 enum st_status st_fail_copy(enum st_status status, const char *text)

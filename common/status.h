@@ -18,6 +18,7 @@ enum st_status {
 	ST_ERR_USAGE,       /* command line or API misuse */
 	ST_ERR_CONFIG,      /* a configuration file or key */
 	ST_ERR_DATA,        /* an input file is malformed, truncated, or fails its checksum */
+	ST_ERR_NOINPUT,     /* an input file or directory does not exist */
 	ST_ERR_NOMEM,       /* memory, descriptors or disk space ran out */
 	ST_ERR_SYSTEM,      /* an operating system call failed */
 	ST_ERR_UNAVAILABLE, /* a service, device or library is not there */
@@ -37,6 +38,9 @@ enum st_status st_fail(enum st_status status, const char *format, ...) __attribu
 
 /* As st_fail(ST_ERR_SYSTEM or a closer status chosen from errno), with ": strerror(errno)" appended. */
 enum st_status st_fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* As st_fail_errno for an input that the user named and that can't be opened: ST_ERR_NOINPUT when it does not exist. */
+enum st_status st_fail_input(const char *path, const char *what);
 
 /* The message of this thread's last failure; never NULL; valid until the thread's next st_fail. */
 const char *st_message(void);

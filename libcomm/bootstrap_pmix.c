@@ -176,6 +176,98 @@ static void run_init(struct stage *stage)
 		PMIX_VALUE_RELEASE(value);
 }
 
+/* Releases a record that PMIx returned, which may hold the job's secret. */
+static void forget(pmix_value_t *record)
+{
+	if (!record)
+		return;
+	if (record->type == PMIX_BYTE_OBJECT && record->data.bo.bytes)
+		st_wipe(record->data.bo.bytes, record->data.bo.size);
+	PMIX_VALUE_RELEASE(record);
+}
+
+/*
+ * Why ranks meet before the fence under Slurm (mpi/pmix, seen with 22.05.8).
+ *
+ * A fence with data goes round the nodes, and a node passes its neighbour's part on as soon as it comes, also while it still
+ * launches its own tasks.  slurmstepd does part of that with the effective uid of the job's user.  The next node answers
+ * with a direct connection; its credential, meant for root's eyes, can't be decoded then ("Munge decode failed: Unauthorized
+ * credential ... Connection reject from"), what is queued for that connection is lost, and no rank ever leaves the fence:
+ * 2 to 10 % of all launches on four busy nodes.  A fence without data is no way out: there it does not wait for other nodes.
+ *
+ * A request for a rank's record is safe: it leaves a node only after that node's tasks run, which is after slurmstepd is
+ * root again, and what it asks for is held back until that rank commits.  So the first rank of each node commits only when
+ * those below it in a tree of nodes have, and the root's record tells everybody that all nodes are launched.  The other
+ * ranks need not wait: their node's part of the fence leaves with its last rank.
+ */
+#define MEETING_WIDTH 8
+
+struct meeting {
+	uint32_t *first; /* owned: the first rank of each node, in an order that all ranks see; [0] is the root */
+	size_t nodes;	 /* 0: no need to meet */
+	size_t me;	 /* this rank in `first`; beyond it for one that is not there */
+};
+
+static bool of_slurm(const pmix_proc_t *me)
+{
+	return !strncmp(me->nspace, "slurm.pmix.", 11) && getenv("SLURM_JOB_ID");
+}
+
+/* Leaves `nodes` 0 where PMIx does not tell who is where: the fence mostly works without a meeting. */
+static void meeting_plan(const struct stage *stage, struct meeting *meeting)
+{
+	char *names = NULL, *rest = NULL;
+	size_t nodes = 0;
+
+	*meeting = (struct meeting){0};
+	if (!of_slurm(&stage->me) || PMIx_Resolve_nodes(stage->me.nspace, &names) != PMIX_SUCCESS || !names)
+		return;
+	meeting->first = calloc(stage->size, sizeof *meeting->first);
+	meeting->me = stage->size;
+	for (char *name = strtok_r(names, ",", &rest); name && meeting->first; name = strtok_r(NULL, ",", &rest)) {
+		pmix_proc_t *ranks = NULL;
+		size_t count = 0;
+		if (nodes == stage->size || PMIx_Resolve_peers(name, stage->me.nspace, &ranks, &count) != PMIX_SUCCESS || count == 0) {
+			nodes = 0;
+			break;
+		}
+		meeting->first[nodes] = ranks[0].rank;
+		if (ranks[0].rank == stage->me.rank)
+			meeting->me = nodes;
+		nodes++;
+		PMIX_PROC_FREE(ranks, count);
+	}
+	free(names);
+	meeting->nodes = nodes;
+}
+
+/* Until the rank, of another node, has committed.  An error is an answer too: what it means, the fence will find out. */
+static void meeting_await(const struct stage *stage, uint32_t rank)
+{
+	pmix_value_t *record = NULL;
+	pmix_proc_t proc;
+
+	PMIX_LOAD_PROCID(&proc, stage->me.nspace, rank);
+	PMIx_Get(&proc, RECORD_KEY, NULL, 0, &record);
+	forget(record);
+}
+
+static pmix_status_t commit_and_meet(const struct stage *stage)
+{
+	struct meeting meeting;
+
+	meeting_plan(stage, &meeting);
+	bool first = meeting.me < meeting.nodes;
+	size_t child = meeting.me * MEETING_WIDTH + 1, last = child + MEETING_WIDTH;
+	for (; first && child < last && child < meeting.nodes; child++)
+		meeting_await(stage, meeting.first[child]);
+	pmix_status_t code = PMIx_Commit();
+	if (code == PMIX_SUCCESS && first && meeting.me > 0)
+		meeting_await(stage, meeting.first[0]);
+	free(meeting.first);
+	return code;
+}
+
 /* A fence that ended without everybody: names the first rank whose record did not come. */
 static void incomplete(struct stage *stage, pmix_status_t fence)
 {
@@ -191,10 +283,7 @@ static void incomplete(struct stage *stage, pmix_status_t fence)
 		pmix_status_t code = PMIx_Get(&proc, RECORD_KEY, info, 2, &seen);
 		PMIX_INFO_DESTRUCT(&info[0]);
 		PMIX_INFO_DESTRUCT(&info[1]);
-		if (seen && seen->type == PMIX_BYTE_OBJECT && seen->data.bo.bytes)
-			st_wipe(seen->data.bo.bytes, seen->data.bo.size);
-		if (seen)
-			PMIX_VALUE_RELEASE(seen);
+		forget(seen);
 		if (code == PMIX_SUCCESS)
 			continue;
 		char what[96];
@@ -221,7 +310,7 @@ static void run_exchange(struct stage *stage)
 	value.data.bo.size = stage->bytes;
 	code = PMIx_Put(PMIX_GLOBAL, RECORD_KEY, &value);
 	if (code == PMIX_SUCCESS)
-		code = PMIx_Commit();
+		code = commit_and_meet(stage);
 	if (code != PMIX_SUCCESS) {
 		stage_failed(stage, ST_ERR_UNAVAILABLE, "PMIx_Put of the endpoint record", code);
 		return;
@@ -247,18 +336,11 @@ static void run_exchange(struct stage *stage)
 			return;
 		}
 		pmix_byte_object_t *bytes = &seen->data.bo;
-		if (bytes->bytes) {
+		if (bytes->bytes)
 			memcpy(stage->all + r * stage->bytes, bytes->bytes, bytes->size < stage->bytes ? bytes->size : stage->bytes);
-			st_wipe(bytes->bytes, bytes->size);
-		}
-		PMIX_VALUE_RELEASE(seen);
+		forget(seen);
 		seen = NULL;
 	}
-}
-
-static bool of_slurm(const pmix_proc_t *me)
-{
-	return !strncmp(me->nspace, "slurm.pmix.", 11) && getenv("SLURM_JOB_ID");
 }
 
 static void run_finalize(struct stage *stage)
@@ -286,13 +368,6 @@ static enum st_status exchange(struct bootstrap *public, const void *mine, size_
 		atomic_init(&stage->getting, -1);
 		status = stage_run(stage, timeout_ms, "PMIx_Fence of the first exchange (a rank has not come)");
 		bootstrap->stuck = status == ST_ERR_TIMEOUT;
-		/* Slurm (seen with 22.05; its stepds reject each other's first direct connection now and then, while one of them is still
-		 * launching tasks with the user's ids) then never ends the fence: say what helps. */
-		const char *direct = getenv("SLURM_PMIX_DIRECT_CONN");
-		if (bootstrap->stuck && of_slurm(&bootstrap->me) && (!direct || strcmp(direct, "false")))
-			status = st_fail(ST_ERR_TIMEOUT,
-					 "PMIx_Fence of the first exchange did not end within %lld ms: a rank has not come, or slurmstepd lost it "
-					 "(\"Connection reject\"): SLURM_PMIX_DIRECT_CONN=false avoids that", (long long)timeout_ms);
 		int64_t getting = atomic_load_explicit(&stage->getting, memory_order_relaxed);
 		if (bootstrap->stuck && getting >= 0)
 			status = st_fail(ST_ERR_TIMEOUT, "PMIx_Get of rank %lld's endpoint record did not end within %lld ms", (long long)getting,

@@ -13,11 +13,17 @@
 #include "common/command.h"
 #include "common/log.h"
 #include "common/version.h"
+#include "number16.h"
 
 st_command_main cmd_bench;
 
 enum collective { ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, COLLECTIVES };
 static const char *const names[COLLECTIVES] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
+
+/* nccl-tests' names. */
+static const char *const type_names[COMM_TYPES] = {[COMM_U8] = "uint8", [COMM_I32] = "int32", [COMM_I64] = "int64", [COMM_F16] = "half",
+						   [COMM_F32] = "float", [COMM_F64] = "double", [COMM_BF16] = "bfloat16"};
+enum { ALL = -1 };
 
 /* Times of single iterations that are gathered for the median: what one record of the control plane holds. */
 #define MAX_SAMPLES 8000
@@ -28,9 +34,15 @@ struct bench {
 	uint64_t first_bytes, last_bytes, factor, step;
 	uint64_t iterations, warmup, root;
 	bool check, json;
+	int types, ops; /* one of them, or ALL */
+	enum comm_type type;
+	enum comm_op op;
+	bool rounds_on_the_way; /* COMM_ACCUMULATE_WIRE */
 	uint32_t rank, size;
 	char *input, *output;
 	uint64_t total_wrong;
+	double busbw_sum;
+	unsigned rows;
 };
 
 struct outcome {
@@ -55,6 +67,8 @@ static void usage(FILE *out)
 	      "  -n, --iters N            timed iterations; default 20\n"
 	      "  -w, --warmup_iters N     iterations before; default 5\n"
 	      "  -c, --check 0|1          check results; default 1\n"
+	      "  -d, --datatype TYPE      float (default), half, bfloat16, double, int32, int64, uint8, or all\n"
+	      "  -o, --op OP              sum (default), avg, min, max, or all\n"
 	      "  -r, --root RANK          root of broadcast; default 0\n"
 	      "      --json               one JSON document, with medians of single iterations as well\n"
 	      "\n"
@@ -89,6 +103,15 @@ static int bad_value(const char *option, const char *value, const char *expected
 	return EX_USAGE;
 }
 
+/* Index of a name; n: not there. */
+static int find_name(const char *const *list, int n, const char *name)
+{
+	int i = 0;
+	while (i < n && strcmp(list[i], name))
+		i++;
+	return i;
+}
+
 /* EX_OK: go on. -1: help was printed. */
 static int parse(int argc, char **argv, struct bench *bench)
 {
@@ -98,14 +121,16 @@ static int parse(int argc, char **argv, struct bench *bench)
 		{"stepfactor", required_argument, NULL, 'f'}, {"stepbytes", required_argument, NULL, 'i'},
 		{"iters", required_argument, NULL, 'n'}, {"warmup_iters", required_argument, NULL, 'w'},
 		{"check", required_argument, NULL, 'c'}, {"root", required_argument, NULL, 'r'},
+		{"datatype", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
 		{"json", no_argument, NULL, JSON}, {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0},
 	};
 	const uint64_t most = UINT64_C(1) << 40;
 	uint64_t check = 1;
-	*bench = (struct bench){.first_bytes = 8, .last_bytes = 64 << 20, .factor = 8, .iterations = 20, .warmup = 5};
+	*bench = (struct bench){.first_bytes = 8, .last_bytes = 64 << 20, .factor = 8, .iterations = 20, .warmup = 5,
+				.types = COMM_F32, .ops = COMM_SUM};
 	opterr = 0;
 	optind = 1;
-	for (int c; (c = getopt_long(argc, argv, ":b:e:f:i:n:w:c:r:h", options, NULL)) != -1;) {
+	for (int c; (c = getopt_long(argc, argv, ":b:e:f:i:n:w:c:d:o:r:h", options, NULL)) != -1;) {
 		switch (c) {
 		case 'b':
 			if (!parse_number(optarg, true, 0, most, &bench->first_bytes))
@@ -139,6 +164,21 @@ static int parse(int argc, char **argv, struct bench *bench)
 			if (!parse_number(optarg, false, 0, UINT32_MAX, &bench->root))
 				return bad_value("-r", optarg, "a rank");
 			break;
+		case 'd':
+			bench->types = !strcmp(optarg, "all") ? ALL : find_name(type_names, COMM_TYPES, optarg);
+			if (bench->types == COMM_TYPES)
+				return bad_value("-d", optarg, "float, half, bfloat16, double, int32, int64, uint8 or all");
+			break;
+		case 'o':
+			bench->ops = ALL;
+			for (int op = 0; strcmp(optarg, "all") && op <= COMM_OPS; op++)
+				if (op == COMM_OPS)
+					return bad_value("-o", optarg, "sum, avg, min, max or all");
+				else if (!strcmp(optarg, comm_op_name((enum comm_op)op))) {
+					bench->ops = op;
+					break;
+				}
+			break;
 		case JSON: bench->json = true; break;
 		case HELP:
 		case 'h': usage(stdout); return -1;
@@ -151,9 +191,7 @@ static int parse(int argc, char **argv, struct bench *bench)
 		fprintf(stderr, "synctrain bench: expected one collective, got %d; see synctrain bench --help\n", argc - optind);
 		return EX_USAGE;
 	}
-	for (bench->collective = 0; bench->collective < COLLECTIVES; bench->collective++)
-		if (!strcmp(argv[optind], names[bench->collective]))
-			break;
+	bench->collective = (enum collective)find_name(names, COLLECTIVES, argv[optind]);
 	if (bench->collective == COLLECTIVES)
 		return bad_value("collective", argv[optind], "allreduce, reduce_scatter, all_gather, broadcast or barrier");
 	if (bench->first_bytes > bench->last_bytes) {
@@ -166,24 +204,25 @@ static int parse(int argc, char **argv, struct bench *bench)
 /* Elements per rank's call for a size in bytes, and the exact size that makes. */
 static uint64_t count_for(const struct bench *bench, uint64_t bytes, uint64_t *exact)
 {
-	uint64_t count = bench->collective == BARRIER ? 0 : bytes / sizeof(float), factor = 1;
+	const size_t element_bytes = comm_type_bytes(bench->type);
+	uint64_t count = bench->collective == BARRIER ? 0 : bytes / element_bytes, factor = 1;
 	if (bench->collective == REDUCE_SCATTER || bench->collective == ALL_GATHER)
 		factor = bench->size;
 	count /= factor;
-	*exact = count * factor * sizeof(float);
+	*exact = count * factor * element_bytes;
 	return count;
 }
 
 static enum st_status start(struct bench *bench, uint64_t count, bool in_place, struct comm_request **request)
 {
 	struct comm *comm = bench->comm;
-	uint64_t own = bench->rank * count * sizeof(float);
+	uint64_t own = bench->rank * count * comm_type_bytes(bench->type);
 	char *in = bench->input, *out = bench->output;
 	switch (bench->collective) {
-	case ALLREDUCE: return comm_allreduce(comm, in, in_place ? in : out, count, COMM_F32, COMM_SUM, request);
-	case REDUCE_SCATTER: return comm_reduce_scatter(comm, in, in_place ? in + own : out, count, COMM_F32, COMM_SUM, request);
-	case ALL_GATHER: return comm_all_gather(comm, in_place ? out + own : in, out, count, COMM_F32, request);
-	case BROADCAST: return comm_broadcast(comm, in_place ? in : out, count, COMM_F32, (uint32_t)bench->root, request);
+	case ALLREDUCE: return comm_allreduce(comm, in, in_place ? in : out, count, bench->type, bench->op, request);
+	case REDUCE_SCATTER: return comm_reduce_scatter(comm, in, in_place ? in + own : out, count, bench->type, bench->op, request);
+	case ALL_GATHER: return comm_all_gather(comm, in_place ? out + own : in, out, count, bench->type, request);
+	case BROADCAST: return comm_broadcast(comm, in_place ? in : out, count, bench->type, (uint32_t)bench->root, request);
 	default: return comm_barrier(comm, request);
 	}
 }
@@ -216,50 +255,86 @@ static enum st_status largest(struct bench *bench, double *values, size_t n)
 	return status;
 }
 
-/* Whole numbers small enough that sums over ranks are exact. */
-static float pattern(uint32_t rank, uint64_t i)
+/* Whole numbers; floats are an eighth of them, which all types hold exactly and whose sums f32 does. */
+static int64_t pattern(const struct bench *bench, uint32_t rank, uint64_t i)
 {
-	return (float)((i * 31 + rank * 17) % 251);
+	return (int64_t)((i * 31 + rank * 17) % 251) - (bench->type == COMM_U8 ? 0 : 100);
+}
+
+/* An element of `value`, or that divided by `ranks` as an average is. Returns the number itself. */
+static double encode(const struct bench *bench, int64_t value, uint32_t ranks, void *to)
+{
+	double f64 = (double)value / 8 / ranks;
+	float f32 = (float)value / 8 / (float)ranks;
+	uint16_t half;
+	int64_t i64 = value / (int64_t)ranks;
+	int32_t i32 = (int32_t)value / (int32_t)ranks;
+	switch (bench->type) {
+	case COMM_F64: memcpy(to, &f64, sizeof f64); break;
+	case COMM_F32: memcpy(to, &f32, sizeof f32); break;
+	case COMM_I64: memcpy(to, &i64, sizeof i64); break;
+	case COMM_I32: memcpy(to, &i32, sizeof i32); break;
+	case COMM_U8: *(uint8_t *)to = (uint8_t)((uint8_t)value / ranks); break;
+	default:
+		half = bench->type == COMM_F16 ? f16_from_f32(f32) : bf16_from_f32(f32);
+		memcpy(to, &half, sizeof half);
+	}
+	return f64;
+}
+
+/* Partial sums of f16 and bf16 that are rounded on the way: half a place of each, the magnitudes' sum being at most `most`. */
+static bool near_enough(const struct bench *bench, const char *got, double expected, double most)
+{
+	uint16_t half;
+	bool sums = bench->op == COMM_SUM || bench->op == COMM_AVG;
+	if (!bench->rounds_on_the_way || !sums || (bench->type != COMM_F16 && bench->type != COMM_BF16))
+		return false;
+	memcpy(&half, got, sizeof half);
+	double value = (double)(bench->type == COMM_F16 ? f32_from_f16(half) : f32_from_bf16(half));
+	double allowed = most * bench->size * (bench->type == COMM_F16 ? 0x1p-11 : 0x1p-8);
+	return value - expected <= allowed && expected - value <= allowed;
 }
 
 static enum st_status check(struct bench *bench, uint64_t count, bool in_place, uint64_t *wrong)
 {
-	float *in = (float *)(void *)bench->input, *out = (float *)(void *)bench->output;
-	uint32_t rank = bench->rank, size = bench->size;
-	uint64_t total = bench->collective == REDUCE_SCATTER ? count * size : count;
-	float *result = out;
+	const size_t bytes = comm_type_bytes(bench->type);
+	const uint32_t rank = bench->rank, size = bench->size;
+	const bool reduces = bench->collective == ALLREDUCE || bench->collective == REDUCE_SCATTER;
+	const uint64_t first = bench->collective == REDUCE_SCATTER ? rank * count : 0;
+	char *in = bench->input, *out = bench->output, *from = in, *result = out;
+	uint64_t inputs = bench->collective == REDUCE_SCATTER ? count * size : count;
 	*wrong = 0;
 	if (bench->collective == BARRIER)
 		return ST_OK;
-	if (bench->collective == ALL_GATHER) {
-		memset(out, 0xff, count * size * sizeof *out);
-		float *from = in_place ? out + rank * count : in;
-		for (uint64_t i = 0; i < count; i++)
-			from[i] = pattern(rank, i);
-	} else if (bench->collective == BROADCAST) {
-		result = in_place ? in : out;
-		for (uint64_t i = 0; i < count; i++)
-			result[i] = rank == bench->root ? pattern(rank, i) : -1.0f;
-	} else {
-		for (uint64_t i = 0; i < total; i++)
-			in[i] = pattern(rank, i);
-		if (in_place)
-			result = in + (bench->collective == REDUCE_SCATTER ? rank * count : 0);
-		else
-			memset(out, 0xff, count * sizeof *out);
-	}
+	if (bench->collective == ALL_GATHER && in_place)
+		from = out + rank * count * bytes;
+	else if (bench->collective == BROADCAST && !in_place)
+		from = out;
+	else if (in_place)
+		result = in + first * bytes;
+	memset(result, 0xff, count * (bench->collective == ALL_GATHER ? size : 1) * bytes);
+	for (uint64_t i = 0; i < inputs; i++)
+		if (bench->collective != BROADCAST || rank == bench->root)
+			encode(bench, pattern(bench, rank, i), 1, from + i * bytes);
 	ST_TRY(once(bench, count, in_place));
 	uint64_t results = bench->collective == ALL_GATHER ? count * size : count;
 	for (uint64_t i = 0; i < results; i++) {
-		float expected = 0;
+		char expected[sizeof(double)];
+		int64_t value = 0;
 		if (bench->collective == ALL_GATHER)
-			expected = pattern((uint32_t)(i / count), i % count);
+			value = pattern(bench, (uint32_t)(i / count), i % count);
 		else if (bench->collective == BROADCAST)
-			expected = pattern((uint32_t)bench->root, i);
-		else
-			for (uint32_t r = 0; r < size; r++)
-				expected += pattern(r, bench->collective == REDUCE_SCATTER ? rank * count + i : i);
-		*wrong += result[i] != expected;
+			value = pattern(bench, (uint32_t)bench->root, i);
+		for (uint32_t r = 0; reduces && r < size; r++) {
+			int64_t one = pattern(bench, r, first + i);
+			if (bench->op == COMM_SUM || bench->op == COMM_AVG)
+				value += one;
+			else if (!r || (bench->op == COMM_MIN ? one < value : one > value))
+				value = one;
+		}
+		double number = encode(bench, value, reduces && bench->op == COMM_AVG ? size : 1, expected);
+		if (memcmp(result + i * bytes, expected, bytes) && !near_enough(bench, result + i * bytes, number, 151.0 / 8 * size))
+			++*wrong;
 	}
 	uint64_t *all = malloc(size * sizeof *all);
 	if (!all)
@@ -375,8 +450,6 @@ static void print_head(const struct bench *bench)
 
 static enum st_status sizes(struct bench *bench)
 {
-	double sum = 0;
-	unsigned rows = 0;
 	for (uint64_t bytes = bench->first_bytes;;) {
 		uint64_t exact, count = count_for(bench, bytes, &exact);
 		bool reduces = bench->collective == ALLREDUCE || bench->collective == REDUCE_SCATTER;
@@ -384,13 +457,14 @@ static enum st_status sizes(struct bench *bench)
 		memset(outcomes, 0, sizeof outcomes);
 		for (int in_place = 0; in_place < 2; in_place++)
 			ST_TRY(measure(bench, exact, count, in_place, &outcomes[in_place]));
-		sum += outcomes[0].busbw + outcomes[1].busbw;
+		bench->busbw_sum += outcomes[0].busbw + outcomes[1].busbw;
 		if (!bench->rank) {
-			const char *type = bench->collective == BARRIER ? "none" : "float", *redop = reduces ? "sum" : "none";
+			const char *type = bench->collective == BARRIER ? "none" : type_names[bench->type];
+			const char *redop = reduces ? comm_op_name(bench->op) : "none";
 			int64_t root = bench->collective == BROADCAST ? (int64_t)bench->root : -1;
 			if (bench->json) {
 				printf("%s\n  {\"size\": %" PRIu64 ", \"count\": %" PRIu64 ", \"type\": \"%s\", \"redop\": \"%s\", \"root\": %" PRId64 ", ",
-				       rows ? "," : "", exact, count, type, redop, root);
+				       bench->rows ? "," : "", exact, count, type, redop, root);
 				print_json_outcome("out_of_place", &outcomes[0]);
 				printf(", ");
 				print_json_outcome("in_place", &outcomes[1]);
@@ -403,14 +477,31 @@ static enum st_status sizes(struct bench *bench)
 			}
 			fflush(stdout);
 		}
-		rows++;
+		bench->rows++;
 		if (bench->collective == BARRIER)
 			break;
-		uint64_t next = bench->step ? bytes + bench->step : bytes ? bytes * bench->factor : sizeof(float);
+		uint64_t next = bench->step ? bytes + bench->step : bytes ? bytes * bench->factor : comm_type_bytes(bench->type);
 		if (next > bench->last_bytes)
 			break;
 		bytes = next;
 	}
+	return ST_OK;
+}
+
+/* Every size for each type and operation that was asked for, and what all that moved. */
+static enum st_status kinds(struct bench *bench)
+{
+	const bool reduces = bench->collective == ALLREDUCE || bench->collective == REDUCE_SCATTER;
+	for (int type = 0; type < COMM_TYPES; type++)
+		for (int op = 0; op < COMM_OPS; op++) {
+			/* Where nothing is reduced, or nothing is there, one row says all. */
+			if (type != (bench->collective == BARRIER ? (int)COMM_F32 : bench->types == ALL ? type : bench->types) ||
+			    op != (!reduces ? (int)COMM_SUM : bench->ops == ALL ? op : bench->ops))
+				continue;
+			bench->type = (enum comm_type)type;
+			bench->op = (enum comm_op)op;
+			ST_TRY(sizes(bench));
+		}
 	struct comm_counters mine, *all = malloc(bench->size * sizeof *all), total = {0};
 	if (!all)
 		return st_fail(ST_ERR_NOMEM, "bench: out of memory");
@@ -434,7 +525,7 @@ static enum st_status sizes(struct bench *bench)
 	else
 		printf("# Out of bounds values : %" PRIu64 " %s\n# Avg bus bandwidth    : %g\n#\n"
 		       "# transports: shm %" PRIu64 " puts %" PRIu64 " bytes, tcp %" PRIu64 " puts %" PRIu64 " bytes, sleeps %" PRIu64 "\n",
-		       bench->total_wrong, bench->total_wrong ? "FAILED" : "OK", sum / (2 * rows), total.shm_puts, total.shm_bytes, total.tcp_puts,
+		       bench->total_wrong, bench->total_wrong ? "FAILED" : "OK", bench->busbw_sum / (2 * bench->rows), total.shm_puts, total.shm_bytes, total.tcp_puts,
 		       total.tcp_bytes, total.sleeps);
 	return ST_OK;
 }
@@ -457,12 +548,15 @@ int cmd_bench(int argc, char **argv)
 	int code = parse(argc, argv, &bench);
 	if (code)
 		return code < 0 ? EX_OK : code;
-	enum st_status status = comm_create(NULL, &bench.comm);
+	struct comm_options options;
+	enum st_status status = comm_options_init(&options);
+	if (status == ST_OK)
+		status = comm_create(&options, &bench.comm);
 	if (status != ST_OK)
 		return st_command_failed("bench", status);
 	bench.rank = comm_rank(bench.comm);
 	bench.size = comm_size(bench.comm);
-	uint64_t most = (bench.collective == BARRIER ? 0 : bench.last_bytes) + sizeof(float) * bench.size;
+	uint64_t most = (bench.collective == BARRIER ? 0 : bench.last_bytes) + sizeof(double) * bench.size;
 	if (bench.root >= bench.size) {
 		if (!bench.rank)
 			fprintf(stderr, "synctrain bench: -r: root %" PRIu64 " of %" PRIu32 " ranks\n", bench.root, bench.size);
@@ -475,9 +569,12 @@ int cmd_bench(int argc, char **argv)
 		status = st_fail(ST_ERR_NOMEM, "rank %" PRIu32 ": no memory for two buffers of %" PRIu64 " bytes", bench.rank, most);
 		comm_abort(bench.comm, st_message());
 	} else {
+		bench.rounds_on_the_way = options.accumulate == COMM_ACCUMULATE_WIRE;
 		if (!bench.rank)
 			print_head(&bench);
-		status = sizes(&bench);
+		status = comm_decide(bench.comm, &bench.rounds_on_the_way, sizeof bench.rounds_on_the_way); /* rank 0's options hold */
+		if (status == ST_OK)
+			status = kinds(&bench);
 	}
 	code = status == ST_OK ? bench.total_wrong ? 1 : EX_OK : st_command_failed("bench", status);
 	if (status == ST_OK && fflush(stdout)) {

@@ -20,6 +20,7 @@
 #define KILL_AFTER_MS 5000
 #define DRAIN_MS 1000
 #define SETTLE_MS 200
+#define SETTLE_AT_MOST_MS 5000
 #define IMPATIENCE 3
 #define EXIT_NOT_FOUND 127
 #define EXIT_NOT_EXECUTABLE 126
@@ -42,8 +43,8 @@ static const char usage_text[] =
 	"passed on to the ranks; the third one kills them.\n"
 	"\n"
 	"Exit: 0 when all ranks ended well; else the first failing rank's exit code, or 128 + the number of the signal that\n"
-	"killed it (of ranks that fail within 0.2 s, one killed by a signal counts first, and one that exits with 1, as ranks\n"
-	"do when another failed, last); 64 usage, 75 --timeout, 126 COMMAND is not executable, 127 COMMAND is not found, 69, 71: can't start.\n";
+	"killed it (of ranks that fail at about the same time, one killed by a signal counts first, and one that exits with\n"
+	"1, as ranks do when another failed, last); 64 usage, 75 --timeout, 126 COMMAND is not executable, 127 COMMAND is not found, 69, 71: can't start.\n";
 
 struct rank {
 	pid_t pid, group; /* 0: not started; pid 0: ended */
@@ -65,7 +66,7 @@ struct run {
 	bool suspected; /* a rank has failed; who and how may change until `settle` */
 	uint32_t suspect;
 	int suspect_status;
-	struct st_deadline settle;
+	struct st_deadline settle, latest;
 	bool failed; /* exit_code and its message stand */
 	int exit_code;
 	enum { GOING, GRACE, TERMINATED, KILLED } phase;
@@ -197,8 +198,35 @@ static int likelihood(int wait_status)
 	return WEXITSTATUS(wait_status) == 1 ? 1 : 2;
 }
 
-/* The kernel closes a dying process's sockets some time before its parent can reap it: its peers may be seen to fail first.
- * So those that fail within a moment are judged together. */
+/* Whether a process that can't be reaped yet has begun to end: PF_EXITING (include/linux/sched.h) of its kernel flags, proc(5). */
+static bool is_ending(pid_t pid)
+{
+	char path[64], text[512], *end;
+	unsigned long flags = 0;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	/* The name in parentheses may hold anything, also spaces and parentheses. */
+	size_t bytes = fread(text, 1, sizeof text - 1, file);
+	text[bytes] = 0;
+	fclose(file);
+	end = strrchr(text, ')');
+	return end && sscanf(end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 && (flags & 0x4);
+}
+
+static bool any_ending(const struct run *run)
+{
+	for (uint32_t r = 0; r < run->layout.size; r++)
+		if (run->ranks[r].pid && is_ending(run->ranks[r].pid))
+			return true;
+	return false;
+}
+
+/* The kernel closes a dying process's sockets some time before its parent can reap it (the more memory, the longer): its peers
+ * may be seen to fail first.  So those that fail within a moment, or are about to, are judged together. */
 static void take_failure(struct run *run, uint32_t rank, int wait_status)
 {
 	if (run->failed)
@@ -206,6 +234,7 @@ static void take_failure(struct run *run, uint32_t rank, int wait_status)
 	if (!run->suspected) {
 		run->suspected = true;
 		run->settle = st_deadline_in_ms(SETTLE_MS);
+		run->latest = st_deadline_in_ms(SETTLE_AT_MOST_MS);
 		enter_phase(run, GRACE);
 	} else if (likelihood(wait_status) <= likelihood(run->suspect_status)) {
 		return;
@@ -244,8 +273,16 @@ static void reap(struct run *run)
 		if (wait_status != 0)
 			take_failure(run, r, wait_status);
 	}
-	if (run->running == 0 || (run->suspected && st_deadline_expired(&run->settle)))
+	if (!run->suspected || run->failed)
+		return;
+	if (run->running == 0 || st_deadline_expired(&run->latest)) {
 		judge(run);
+	} else if (st_deadline_expired(&run->settle)) {
+		if (any_ending(run))
+			run->settle = st_deadline_in_ms(SETTLE_MS);
+		else
+			judge(run);
+	}
 }
 
 static void take_signal(struct run *run)

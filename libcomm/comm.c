@@ -26,10 +26,9 @@
 struct cached_plan {
 	struct engine_plan *bound;
 	enum plan_collective collective;
-	uint64_t elements;
-	size_t element_bytes;
+	uint64_t elements, chunk_elements;
 	uint32_t root;
-	bool in_place;
+	bool in_place, wide;
 	uint64_t last_use;
 };
 
@@ -69,15 +68,6 @@ static const struct {
 	[COMM_ALGORITHM_HIERARCHICAL] = {"hierarchical", 1 << PLAN_HIERARCHICAL},
 	[COMM_ALGORITHM_TORUS] = {"torus", 1 << PLAN_TORUS},
 };
-
-static size_t type_bytes(enum comm_type type)
-{
-	switch (type) {
-	case COMM_U8: return 1;
-	case COMM_F32: return 4;
-	}
-	return 0;
-}
 
 /* A decimal number from the environment into *value when the variable is set and not empty. */
 static enum st_status number_from_environment(const char *name, int64_t minimum, int64_t maximum, int64_t *value)
@@ -150,6 +140,11 @@ enum st_status comm_options_init(struct comm_options *options)
 	ST_TRY(number_from_environment("SYNCTRAIN_ARRIVAL_TIMEOUT_MS", 100, 7 * INT64_C(86400000), &made.arrival_timeout_ms));
 	ST_TRY(number_from_environment("SYNCTRAIN_CHUNK_BYTES", 256, 1 << 28, &chunk_bytes));
 	made.chunk_bytes = (size_t)chunk_bytes;
+	const char *accumulate = getenv("SYNCTRAIN_ACCUMULATE");
+	if (accumulate && !strcmp(accumulate, "wire"))
+		made.accumulate = COMM_ACCUMULATE_WIRE;
+	else if (accumulate && *accumulate && strcmp(accumulate, "f32"))
+		return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ACCUMULATE: '%.64s', expected f32 or wire", accumulate);
 	const char *interface = getenv("SYNCTRAIN_INTERFACE");
 	if (interface && *interface)
 		made.interface = interface;
@@ -164,6 +159,8 @@ static enum st_status check_options(const struct comm_options *options)
 	if (!(options->transports & (COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP)) ||
 	    options->transports & ~(unsigned)(COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP))
 		return st_fail(ST_ERR_USAGE, "communicator: no transports in mask 0x%x", options->transports);
+	if ((unsigned)options->accumulate > COMM_ACCUMULATE_WIRE)
+		return st_fail(ST_ERR_USAGE, "communicator: no way %d to accumulate", (int)options->accumulate);
 	if (options->startup_timeout_ms <= 0 || options->stall_timeout_ms <= 0 || options->arrival_timeout_ms <= 0)
 		return st_fail(ST_ERR_USAGE, "communicator: a timeout that is not positive");
 	if (options->chunk_bytes < 64 || options->chunk_bytes > (size_t)1 << 30 || options->slots < 2 || options->slots > 1024)
@@ -263,19 +260,23 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.interface = options.interface,
 			.chunk_bytes_hint = (uint32_t)options.chunk_bytes,
 			.slots_hint = options.slots,
+			.accumulate_hint = (uint8_t)options.accumulate,
 		};
 		status = control_open(bootstrap, &control, &comm->control);
 	}
 	if (status == ST_OK) {
 		uint32_t chunk_bytes, slots;
-		control_hints(comm->control, &chunk_bytes, &slots);
+		uint8_t accumulate;
+		control_hints(comm->control, &chunk_bytes, &slots, &accumulate);
 		comm->world = control_world(comm->control);
 		comm->rank = comm->world->rank;
 		comm->size = comm->world->size;
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
+		comm->options.accumulate = (enum comm_accumulate)accumulate;
 		options.chunk_bytes = chunk_bytes;
 		options.slots = slots;
+		options.accumulate = (enum comm_accumulate)accumulate;
 		status = check_options(&options);
 	}
 	if (status == ST_OK) {
@@ -428,8 +429,7 @@ void comm_memory_free(struct comm *comm, void *memory)
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
-static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, size_t element_bytes, struct engine_plan **bound,
-				bool *owned)
+static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, struct engine_plan **bound, bool *owned)
 {
 	struct cached_plan *oldest = NULL;
 	*owned = false;
@@ -437,7 +437,8 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
 		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
-		    cached->element_bytes == element_bytes && cached->in_place == shape->in_place && cached->root == shape->root) {
+		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root &&
+		    cached->wide == shape->wide) {
 			cached->last_use = comm->uses;
 			*bound = cached->bound;
 			return ST_OK;
@@ -448,8 +449,10 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 			oldest = cached;
 	}
 	struct plan *plan;
-	enum plan_algorithm algorithm = plan_cheapest(comm->algorithms, shape->collective, shape->elements * element_bytes, &comm->layout,
-						      &plan_machine_default);
+	/* Only the ring keeps partial sums out of the caller's buffers, where wide ones have no room. */
+	unsigned algorithms = shape->wide ? 1 << PLAN_RING : comm->algorithms;
+	enum plan_algorithm algorithm = plan_cheapest(algorithms, shape->collective, shape->elements * (comm->chunk_bytes / shape->chunk_elements),
+						      &comm->layout, &plan_machine_default);
 	ST_TRY(plan_build(algorithm, shape, &plan));
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
@@ -459,8 +462,9 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	ST_TRY(engine_bind(comm->engine, plan, &oldest->bound));
 	oldest->collective = shape->collective;
 	oldest->elements = shape->elements;
-	oldest->element_bytes = element_bytes;
+	oldest->chunk_elements = shape->chunk_elements;
 	oldest->in_place = shape->in_place;
+	oldest->wide = shape->wide;
 	oldest->root = shape->root;
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
@@ -486,11 +490,11 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	const char *name = plan_collective_name(collective);
 	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
 	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
-	size_t element_bytes = type_bytes(type);
+	size_t element_bytes = comm_type_bytes(type);
 	if (!element_bytes)
-		return st_fail(ST_ERR_USAGE, "%s: no type %d", name, (int)type);
-	if (reduces && (type != COMM_F32 || op != COMM_SUM))
-		return st_fail(ST_ERR_USAGE, "%s: only sums of f32 are in this version", name);
+		return st_fail(ST_ERR_USAGE, "%s: no type %d (have u8, f32, f64, f16, bf16, i32, i64)", name, (int)type);
+	if ((unsigned)op >= COMM_OPS)
+		return st_fail(ST_ERR_USAGE, "%s: no operation %d (have sum, avg, min, max)", name, (int)op);
 	if (root >= comm->size)
 		return st_fail(ST_ERR_USAGE, "%s: root %" PRIu32 " of %" PRIu32 " ranks", name, root, comm->size);
 	size_t factor = shards ? comm->size : 1, bytes;
@@ -513,10 +517,14 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
+	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
+	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
+		    (op == COMM_SUM || op == COMM_AVG);
 	struct plan_shape shape = shape_of_ranks(comm);
 	shape.collective = collective;
 	shape.elements = (uint64_t)count * factor;
-	shape.chunk_elements = comm->chunk_bytes / element_bytes;
+	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : element_bytes);
+	shape.wide = wide;
 	shape.in_place = in_place;
 	shape.root = root;
 	shape.mapped = is_mapped;
@@ -524,10 +532,10 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	struct engine_plan *bound;
 	bool owned;
 	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, element_bytes, &bound, &owned));
+	ST_TRY(find_plan(comm, &shape, &bound, &owned));
 	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
 						.op = (uint8_t)op};
-	return engine_submit(comm->engine, bound, owned, in, out, element_bytes, signature, request);
+	return engine_submit(comm->engine, bound, owned, in, out, signature, request);
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,

@@ -27,8 +27,11 @@ struct comm;
 struct comm_request;
 struct bootstrap;
 
-enum comm_type { COMM_U8, COMM_F32 };     /* COMM_U8: data movement only, no reduction */
-enum comm_op { COMM_SUM };
+enum comm_type { COMM_U8, COMM_F32, COMM_F64, COMM_F16, COMM_BF16, COMM_I32, COMM_I64 };
+#define COMM_TYPES 7
+enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX };
+#define COMM_OPS 4
+enum comm_accumulate { COMM_ACCUMULATE_F32, COMM_ACCUMULATE_WIRE };
 /* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
  * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
  * TORUS is never chosen by AUTO: it suits machines that are wired so. */
@@ -44,11 +47,12 @@ struct comm_options {
 	int64_t arrival_timeout_ms;    /* a living rank that has not entered the operation, default 1,800,000 */
 	size_t chunk_bytes;            /* pipeline granularity, default 128 KiB; equal on all ranks (rank 0's value is used) */
 	unsigned slots;                /* chunks in flight per channel, default 4; likewise */
+	enum comm_accumulate accumulate; /* how partial sums of f16 and bf16 travel, default f32; see below; likewise */
 	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
 };
 
 /* Defaults, then SYNCTRAIN_ALGORITHM (auto, ring, ...), SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
- * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
+ * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_ACCUMULATE (f32, wire), SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
 enum st_status comm_options_init(struct comm_options *options);
 
 /*
@@ -74,6 +78,11 @@ const char *comm_job(const struct comm *comm);                   /* "job.step.re
 enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory);
 void comm_memory_free(struct comm *comm, void *memory);
 
+/* Bytes of an element; 0 for what is no type.  Names are "f32", "avg" and so on; "unknown type", "unknown operation". */
+size_t comm_type_bytes(enum comm_type type);
+const char *comm_type_name(enum comm_type type);
+const char *comm_op_name(enum comm_op op);
+
 /*
  * Collectives.  Buffers are borrowed until the request is done; input == output is in place (where shapes allow: for
  * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements); other overlaps
@@ -85,7 +94,19 @@ void comm_memory_free(struct comm *comm, void *memory);
  *   broadcast       buffer (count): root's contents everywhere
  *   barrier         done when all ranks have entered
  *
- * Sums are taken in an order that the algorithm gives, the same on every run with the same world, count and algorithm.
+ * Buffers are aligned to their elements.  Sums are taken in an order that the algorithm gives, the same on every run with the same world, count
+ * and algorithm, and every rank gets the same bits.
+ *
+ *   f32, f64    each addition rounds once, to nearest even
+ *   f16, bf16   inputs are widened to f32 and added there; a partial sum that is forwarded travels as f32 and the last rank to add rounds
+ *               once: |result - exact sum| <= ulp(result)/2 + (ranks - 1) * 2^-24 * sum of |inputs|, which is within 1 ulp of the exact
+ *               sum unless the inputs cancel or there are thousands of ranks; such sums of more than two ranks run on the ring.
+ *               COMM_ACCUMULATE_WIRE: partial sums travel in the type itself, half the bytes, and every rank that adds rounds
+ *   i32, i64, u8  sums wrap modulo 2^32, 2^64, 2^8
+ *   avg         the sum, divided once by the number of ranks where it becomes final: floats round once more (f16 and bf16 divide
+ *               in f32, before their one rounding, so a sum beyond their range does no harm), integers divide the wrapped sum and cut
+ *               towards zero.  One rank's average is its input, untouched
+ *   min, max    IEEE 754-2019's minimum and maximum: any NaN gives the (one, quiet, positive) NaN, -0 is less than +0; exact
  */
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 			      struct comm_request **request);

@@ -17,7 +17,6 @@
 #define DEFAULT_HEARTBEAT_MS 500
 #define DEFAULT_STALL_MS 5000
 #define PROBE_EVERY_MS 1000
-#define REFUSALS_OF_THE_DEAD 3
 #define TELL_CHILDREN_MS 2000
 
 /* ---- the secret and the record ------------------------------------------------------------------------------------- */
@@ -65,6 +64,7 @@ static enum st_status fill_record(struct control *control, const struct bootstra
 	snprintf(record->address, sizeof record->address, "%s", bootstrap->address);
 	record->chunk_bytes_hint = options->chunk_bytes_hint;
 	record->slots_hint = options->slots_hint;
+	record->accumulate_hint = options->accumulate_hint;
 	record->heartbeat_ms = (uint32_t)control->heartbeat_ms;
 	record->stall_timeout_ms = (uint32_t)control->stall_timeout_ms;
 	control_host_id(record->host);
@@ -137,6 +137,7 @@ static enum st_status take_records(struct control *control, struct wire_record *
 	memcpy(control->secret, records[0].secret, WIRE_SECRET_BYTES);
 	control->chunk_bytes = records[0].chunk_bytes_hint;
 	control->slots = records[0].slots_hint;
+	control->accumulate = records[0].accumulate_hint;
 	/* One pair of values for all: a neighbour that beats less often than this rank expects would look dead. */
 	control->stall_timeout_ms = records[0].stall_timeout_ms;
 	control->heartbeat_ms = records[0].heartbeat_ms;
@@ -192,24 +193,10 @@ static bool missing_child(struct control *control, uint32_t after, uint32_t *chi
 /* A child that does not come may have died before it could: then nothing listens at its address any more. */
 static enum st_status probe_child(struct control *control, uint32_t child, unsigned *refusals)
 {
-	struct st_deadline deadline = st_deadline_in_ms(PROBE_EVERY_MS);
-	bool local = control_same_name(control, child);
-	int fd = -1;
-	enum st_status status = control_connect(control, child, WIRE_PURPOSE_PROBE, 0, local, &deadline, &fd);
+	bool gone;
 
-	bool refused_here = local && status == ST_ERR_UNAVAILABLE;
-	if (refused_here)
-		status = control_connect(control, child, WIRE_PURPOSE_PROBE, 0, false, &deadline, &fd);
-	if (status == ST_OK)
-		close(fd);
-	if (status == ST_ERR_ABORTED)
-		return status;
-	/* Over TCP alone a refusal may be a firewall's, and the child may be on its way to us: several in a row are needed. */
-	if (status != ST_ERR_UNAVAILABLE)
-		refusals[child] = 0;
-	else
-		refusals[child] += refused_here ? REFUSALS_OF_THE_DEAD : 1u;
-	if (refusals[child] < REFUSALS_OF_THE_DEAD)
+	ST_TRY(control_probe(control, child, &refusals[child], &gone));
+	if (!gone)
 		return ST_OK;
 	return control_abort(control, child, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");
 }
@@ -288,6 +275,7 @@ static enum st_status join_tree(struct control *control, struct st_deadline *dea
 static void destroy(struct control *control)
 {
 	control_service_stop(control);
+	control_rejoin_end(control);
 	control_links_close_all(control);
 	control_openings_close_all(control);
 	control_decisions_free(control);
@@ -425,6 +413,10 @@ void control_close(struct control *control)
 	if (!control)
 		return;
 	pthread_mutex_lock(&control->lock);
+	atomic_store_explicit(&control->closing, true, memory_order_relaxed);
+	/* A connection that comes from now on hears it too, see control_link_add(). */
+	if (control->world)
+		control->left[control->rank] = true;
 	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
 		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank}, sizeof(struct wire_goodbye), NULL, 0);
 	/* Usually all is out at once; only a neighbour that does not read costs this second. */
@@ -446,10 +438,11 @@ const char *control_job(const struct control *control)
 	return control->job;
 }
 
-void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots)
+void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots, uint8_t *accumulate)
 {
 	*chunk_bytes = control->chunk_bytes;
 	*slots = control->slots;
+	*accumulate = control->accumulate;
 }
 
 void control_doing(struct control *control, const char *name, uint64_t sequence)

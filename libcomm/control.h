@@ -16,6 +16,9 @@
  * rank keeps the first ABORT it hears.  End of file on a tree connection without ABORT or GOODBYE means that its rank died: its leader
  * (or tree neighbour) is the detector.  Evidence ranks: process exit seen by its leader > host unreachable > data link.  So a rank whose data
  * link breaks first asks control_suspect(), which waits up to 500 ms for a better verdict.
+ *
+ * LEAVING.  control_close says GOODBYE, which reaches everybody like an ABORT but ends nothing: only who still needs the leaver fails,
+ * with CONTROL_HOW_LEFT.  Neighbours that it leaves without a parent find another (control_rejoin.c).
  */
 #ifndef SYNCTRAIN_LIBCOMM_CONTROL_H
 #define SYNCTRAIN_LIBCOMM_CONTROL_H
@@ -39,6 +42,7 @@ struct control_options {
 	const char *interface;    /* a name or an address; NULL: the interface that owns SLURMD_NODENAME's address, else the default route's, else the first
 				     that is up, not loopback, not docker/veth/virbr/bridge; loopback only when all ranks share the host */
 	uint32_t chunk_bytes_hint, slots_hint; /* carried in the record: rank 0's are the job's; see control_hints */
+	uint8_t accumulate_hint;               /* likewise */
 };
 
 /* Collective. Listens, exchanges records, agrees on versions (peers of another protocol version: one line naming both), connects the
@@ -51,7 +55,7 @@ void control_close(struct control *control);
 /* Rank, size, nodes, local ranks: valid while control lives. */
 const struct topo_world *control_world(const struct control *control);
 const char *control_job(const struct control *control);
-void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots);
+void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_t *slots, uint8_t *accumulate);
 
 /*
  * A connected, authenticated, non-blocking stream socket to a peer for the data channel `channel`; the caller owns it.  The lower rank
@@ -98,7 +102,8 @@ bool control_has_left(struct control *control, uint32_t rank);
 
 /* Rank 0's bytes everywhere; everybody's bytes in rank order (all: size * bytes). Collective, called in the same order by all, from one
  * thread; blocking, until all ranks have entered, the job is aborted, or arrival_timeout_ms has passed (then the job is aborted with a
- * missing rank as culprit: CONTROL_HOW_LATE). Ranks that call different ones: CONTROL_HOW_MISMATCH, everywhere the same text. bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
+ * missing rank as culprit: CONTROL_HOW_LATE). Ranks that call different ones: CONTROL_HOW_MISMATCH, everywhere the same text.
+ * bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
 enum st_status control_broadcast(struct control *control, void *data, size_t bytes, int64_t arrival_timeout_ms);
 enum st_status control_all_gather(struct control *control, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
 

@@ -13,6 +13,8 @@
 
 #define RETRY_FIRST_MS 10
 #define RETRY_LONGEST_MS 500
+#define PROBE_MS 1000
+#define REFUSALS_OF_THE_DEAD 3
 
 union address {
 	struct sockaddr any;
@@ -69,7 +71,8 @@ static enum st_status address_of(const struct control *control, uint32_t peer, b
 }
 
 /* Sleeps until the descriptor (-1: none) has `events`, the deadline's next look, or at most `longest_ms`. */
-static enum st_status wait_for(struct control *control, int fd, short events, struct st_deadline *deadline, int longest_ms, const char *whom)
+static enum st_status wait_for(struct control *control, int fd, short events, struct st_deadline *deadline, int longest_ms, bool interruptible,
+				const char *whom)
 {
 	struct pollfd fds[2] = {{.fd = control->event_fd, .events = POLLIN}, {.fd = fd, .events = events}};
 	int sleep_ms = st_deadline_poll_ms(deadline);
@@ -80,12 +83,15 @@ static enum st_status wait_for(struct control *control, int fd, short events, st
 		sleep_ms = longest_ms;
 	if (poll(fds, 2, sleep_ms) < 0 && errno != EINTR)
 		return st_fail_errno("poll");
-	return control_check(control);
+	ST_TRY(control_check(control));
+	if (interruptible && atomic_load_explicit(&control->closing, memory_order_relaxed))
+		return st_fail(ST_ERR_INTERRUPTED, "this rank is leaving the job");
+	return ST_OK;
 }
 
 /* Moves a whole handshake message. ST_ERR_UNAVAILABLE: the peer hung up. */
-static enum st_status move(struct control *control, int fd, void *message, size_t bytes, bool sending, struct st_deadline *deadline,
-			   const char *whom)
+static enum st_status move(struct control *control, int fd, void *message, size_t bytes, bool sending, bool interruptible,
+			   struct st_deadline *deadline, const char *whom)
 {
 	size_t done = 0;
 
@@ -95,7 +101,7 @@ static enum st_status move(struct control *control, int fd, void *message, size_
 		if (n > 0) {
 			done += (size_t)n;
 		} else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-			ST_TRY(wait_for(control, fd, sending ? POLLOUT : POLLIN, deadline, 1000, whom));
+			ST_TRY(wait_for(control, fd, sending ? POLLOUT : POLLIN, deadline, 1000, interruptible, whom));
 		} else {
 			return st_fail(ST_ERR_UNAVAILABLE, "%s hung up during the handshake", whom);
 		}
@@ -115,12 +121,13 @@ static enum st_status handshake(struct control *control, int fd, uint32_t peer, 
 	enum st_status status;
 
 	ST_TRY(auth_client_begin(&control->keys, peer, purpose, channel, local, &session, &hello));
-	ST_TRY(move(control, fd, &hello, sizeof hello, true, deadline, whom));
-	ST_TRY(move(control, fd, &challenge, sizeof challenge, false, deadline, whom));
+	ST_TRY(move(control, fd, &hello, sizeof hello, true, true, deadline, whom));
+	ST_TRY(move(control, fd, &challenge, sizeof challenge, false, true, deadline, whom));
 	status = auth_client_prove(&control->keys, &session, &challenge, &proof);
 	if (status == ST_OK) {
-		ST_TRY(move(control, fd, &proof, sizeof proof, true, deadline, whom));
-		ST_TRY(move(control, fd, &welcome, sizeof welcome, false, deadline, whom));
+		ST_TRY(move(control, fd, &proof, sizeof proof, true, true, deadline, whom));
+		/* The peer may have taken the connection by now: leaving without a word would look like a death. */
+		ST_TRY(move(control, fd, &welcome, sizeof welcome, false, false, deadline, whom));
 		status = auth_client_end(&welcome);
 	}
 	if (status == ST_OK)
@@ -154,7 +161,7 @@ static enum attempt attempt(struct control *control, uint32_t peer, enum wire_pu
 		error = errno;
 	while (error == EINPROGRESS) {
 		struct pollfd writable = {.fd = fd, .events = POLLOUT};
-		*status = wait_for(control, fd, POLLOUT, deadline, 1000, whom);
+		*status = wait_for(control, fd, POLLOUT, deadline, 1000, true, whom);
 		if (*status != ST_OK) {
 			close(fd);
 			return ATTEMPT_FAILED;
@@ -209,12 +216,36 @@ enum st_status control_connect(struct control *control, uint32_t peer, enum wire
 			return st_fail_copy(ST_ERR_TIMEOUT, st_message());
 		/* The message of the last try is the one worth showing. */
 		snprintf(why, sizeof why, "%s", st_message());
-		enum st_status waited = wait_for(control, -1, 0, deadline, pause_ms, "");
+		enum st_status waited = wait_for(control, -1, 0, deadline, pause_ms, true, "");
 		if (waited == ST_ERR_TIMEOUT)
 			return st_fail_copy(ST_ERR_TIMEOUT, why);
 		if (waited != ST_OK)
 			return waited;
 	}
+}
+
+enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone)
+{
+	struct st_deadline deadline = st_deadline_in_ms(PROBE_MS);
+	bool local = control_same_name(control, rank);
+	int fd = -1;
+	enum st_status status = control_connect(control, rank, WIRE_PURPOSE_PROBE, 0, local, &deadline, &fd);
+	bool refused_here = local && status == ST_ERR_UNAVAILABLE;
+
+	*gone = false;
+	if (refused_here)
+		status = control_connect(control, rank, WIRE_PURPOSE_PROBE, 0, false, &deadline, &fd);
+	if (status == ST_OK)
+		close(fd);
+	if (status == ST_ERR_ABORTED)
+		return status;
+	/* Over TCP alone a refusal may be a firewall's: several in a row are needed. */
+	if (status != ST_ERR_UNAVAILABLE)
+		*refusals = 0;
+	else
+		*refusals += refused_here ? REFUSALS_OF_THE_DEAD : 1u;
+	*gone = *refusals >= REFUSALS_OF_THE_DEAD;
+	return ST_OK;
 }
 
 /* ---- data sockets and probes --------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
  *   control_listen.c     listeners and the server's half of handshakes
  *   control_connect.c    the client's half; data sockets; same-node probes
  *   control_tree.c       connections of the tree, frames, floods, the verdict
+ *   control_rejoin.c     a new parent when the old one has left
  *   control_decide.c     all_gather and broadcast
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
@@ -117,6 +118,7 @@ struct control {
 	char job[BOOTSTRAP_JOB_BYTES];
 	int64_t startup_timeout_ms, heartbeat_ms, stall_timeout_ms;
 	uint32_t chunk_bytes, slots;
+	uint8_t accumulate;
 	struct control_addresses addresses;
 	struct control_endpoint *endpoints; /* (size) */
 	struct topo_world *world;
@@ -125,6 +127,7 @@ struct control {
 	pthread_t thread;
 	bool thread_started;
 
+	_Atomic bool closing;               /* control_close has begun; relaxed: whoever connects looks again within a second */
 	_Atomic bool aborted;               /* set once, after verdict and text, with the lock held */
 	_Atomic(const char *) doing_name;   /* relaxed: texts only */
 	_Atomic uint64_t doing_sequence;
@@ -138,13 +141,16 @@ struct control {
 	unsigned opening_count;
 	struct control_accepted *accepted;
 	unsigned accepted_count;
-	bool *left;     /* (size) said GOODBYE */
+	bool *left;     /* (size) said GOODBYE; this rank's own: control_close has begun */
 	bool *met;      /* (size) has had a tree connection with this rank */
 	uint8_t *reach; /* (size) enum control_reach */
 	struct control_decision decisions[CONTROL_DECISION_SLOTS];
 	uint64_t decision; /* the one that callers are in, or enter next */
 	struct wire_abort verdict;
 	char verdict_text[896];
+	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
+	struct st_deadline rejoin_pause;
+	pthread_t rejoin_thread;
 	struct st_deadline next_heartbeat;
 	int64_t last_tick_ns;
 	struct control_counters counters;
@@ -171,6 +177,9 @@ int control_accepted_take(struct control *control, uint32_t peer, uint32_t chann
  * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
 enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
 			       struct st_deadline *deadline, int *fd);
+/* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
+ * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
+enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
 /* Whether rank may be reached by Unix socket at all: the same node by name. */
 bool control_same_name(const struct control *control, uint32_t peer);
 
@@ -183,6 +192,8 @@ void control_link_send(struct control *control, struct control_link *link, uint3
 		       size_t data_bytes);
 void control_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
 		   const void *data, size_t data_bytes);
+/* rank has left: remembers it and passes it on. */
+void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from);
 void control_links_free_closed(struct control *control);
 void control_links_close_all(struct control *control);
 bool control_links_flushed(const struct control *control);
@@ -191,6 +202,14 @@ int control_links_tick(struct control *control);
 /* Takes the verdict unless there is one already, and floods it. */
 void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
 enum st_status control_verdict(struct control *control);
+
+/* control_rejoin.c */
+/* A neighbour has left: if it was the parent, another is looked for in a moment. Lock held. */
+void control_rejoin_soon(struct control *control);
+/* Returns how long until the next look, in ms. Lock held, service thread. */
+int control_rejoin_tick(struct control *control);
+/* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
+void control_rejoin_end(struct control *control);
 
 /* control_decide.c */
 enum st_status control_decide(struct control *control, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,

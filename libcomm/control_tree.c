@@ -291,18 +291,27 @@ enum st_status control_verdict(struct control *control)
 
 /* ---- receiving ----------------------------------------------------------------------------------------------------- */
 
+void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from)
+{
+	struct wire_goodbye goodbye = {.rank = rank};
+
+	if (control->left[rank])
+		return;
+	control->left[rank] = true;
+	control_flood(control, from, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
+	pthread_cond_broadcast(&control->changed);
+}
+
 static enum st_status goodbye_frame(struct control *control, struct control_link *link, const uint8_t *payload)
 {
 	struct wire_goodbye goodbye;
 
 	memcpy(&goodbye, payload, sizeof goodbye);
-	if (goodbye.rank >= control->size || goodbye.rank == control->rank || goodbye.zero)
+	if (goodbye.rank >= control->size || goodbye.zero)
 		return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u of %u", goodbye.rank, control->size);
-	if (control->left[goodbye.rank])
-		return ST_OK;
-	control->left[goodbye.rank] = true;
-	control_flood(control, link, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
-	pthread_cond_broadcast(&control->changed);
+	/* Of this rank itself: someone who was cut off took it for gone. */
+	if (goodbye.rank != control->rank)
+		control_mark_left(control, goodbye.rank, link);
 	return ST_OK;
 }
 
@@ -345,8 +354,10 @@ static void lost(struct control *control, struct control_link *link, int error)
 	uint32_t peer = link->peer;
 
 	close_link(control, link);
-	if (control->left[peer])
-		return; /* in an orderly way; whoever still needs it will find out by `left` */
+	if (control->left[peer]) { /* in an orderly way; whoever still needs it will find out by `left` */
+		control_rejoin_soon(control);
+		return;
+	}
 	if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
 		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, strerror(error));
 	else

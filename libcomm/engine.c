@@ -52,9 +52,9 @@ struct engine {
 	size_t link_count;
 	struct comm_request *first, *last, *spare;
 	uint64_t sequence;
-	reduce_sum_f32_function *sum;
 
 	/* The first request's program. */
+	reduce_function *add, *finish; /* to a partial sum; to what is final */
 	uint32_t at;
 	unsigned depth;
 	uint64_t vars[PLAN_MAX_DEPTH];
@@ -91,7 +91,6 @@ enum st_status engine_create(const struct engine_options *options, struct engine
 	if (!made)
 		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	made->options = *options;
-	made->sum = reduce_sum_f32_best();
 	made->spin_ns = options->crowded ? 0 : SPIN_NS;
 	*engine = made;
 	return ST_OK;
@@ -208,8 +207,14 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 	return ST_OK;
 }
 
-/* Where an operand lies and how long it is, in bytes. */
-static char *place(const struct engine *engine, const struct comm_request *request, const struct plan_operand *operand, size_t *bytes)
+/* Where an operand lies and how long it is. */
+struct piece {
+	char *memory;
+	size_t elements, bytes;
+	bool wide; /* holds partial sums that are wider than the elements */
+};
+
+static struct piece place(const struct engine *engine, const struct comm_request *request, const struct plan_operand *operand)
 {
 	const struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
@@ -218,16 +223,18 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 	uint64_t start = plan_operand_chunk(plan, operand, engine->vars) * plan->chunk_elements;
 	if (start > length)
 		start = length;
-	uint64_t elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements;
+	struct piece piece = {.elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements};
 	if (operand->span > 1 && plan->offsets)
-		elements = plan->offsets[block + operand->span] - plan->offsets[block];
+		piece.elements = plan->offsets[block + operand->span] - plan->offsets[block];
 	else if (operand->span > 1) /* whole blocks: chunks is 1 */
-		elements = operand->span * bound->quotient +
-			   (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
-	*bytes = elements * request->element_bytes;
+		piece.elements = operand->span * bound->quotient +
+				 (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
+	piece.wide = plan->wide && plan_operand_partial(operand, engine->vars);
+	piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
-		return link->ops->slot(link, plan_operand_slot(plan, operand, engine->vars));
+		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, engine->vars));
+		return piece;
 	}
 	bool compact = operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output;
 	if (!compact && plan->offsets)
@@ -235,28 +242,36 @@ static char *place(const struct engine *engine, const struct comm_request *reque
 	else if (!compact)
 		start += block * bound->quotient + (block < bound->remainder ? block : bound->remainder);
 	char *base = operand->space == PLAN_INPUT ? request->input : request->output;
-	return *bytes ? base + start * request->element_bytes : NULL;
+	piece.memory = piece.bytes ? base + start * request->element_bytes : NULL;
+	return piece;
 }
 
-static void combine(struct engine *engine, const struct comm_request *request, const struct plan_step *step, char *destination, char *keep,
-		    size_t bytes, bool stream)
+/* What a step's sources make, as long as `to`, into `to` and `keep` (NULL: only there). */
+static void combine(struct engine *engine, const struct comm_request *request, const struct plan_step *step, const struct piece *to, void *keep,
+		    bool stream)
 {
 	const struct plan *plan = request->bound->plan;
-	const float *sources[PLAN_MAX_SOURCES];
-	size_t length;
-	for (unsigned s = 0; s < step->source_count; s++)
-		sources[s] = (const float *)(const void *)place(engine, request, &plan->operands[step->sources + s], &length);
-	if (!bytes)
+	struct reduce_call call = {.destination = to->memory, .keep = keep, .source_count = step->source_count, .wide_result = to->wide,
+				   .stream = stream, .ranks = plan->size, .count = to->elements};
+	bool partial = false;
+	size_t read = 0;
+	if (!to->elements)
 		return;
-	if (step->source_count == 1) {
-		if ((const char *)(const void *)sources[0] != destination) {
-			reduce_copy(destination, keep, sources[0], bytes, stream);
-			engine->counters.copied_bytes += bytes;
-		}
-		return;
+	for (unsigned s = 0; s < step->source_count; s++) {
+		struct piece source = place(engine, request, &plan->operands[step->sources + s]);
+		call.sources[s] = source.memory;
+		call.wide_sources |= (unsigned)source.wide << s;
+		partial |= plan_operand_partial(&plan->operands[step->sources + s], engine->vars);
+		read += source.bytes;
 	}
-	engine->sum((float *)(void *)destination, (float *)(void *)keep, sources, step->source_count, bytes / sizeof(float), stream);
-	engine->counters.reduced_bytes += bytes * step->source_count;
+	bool final = !plan_step_partial(plan, step, engine->vars);
+	if (step->source_count > 1 || partial == final) {
+		reduce_run(final ? engine->finish : engine->add, &call);
+		engine->counters.reduced_bytes += read;
+	} else if (call.sources[0] != to->memory) {
+		reduce_copy(to->memory, keep, call.sources[0], to->bytes, stream);
+		engine->counters.copied_bytes += to->bytes;
+	}
 }
 
 /* ST_OK: done. ST_PENDING: engine->blocked says on what. Else the link's failure. */
@@ -265,22 +280,23 @@ static enum st_status run_step(struct engine *engine, const struct comm_request 
 	struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
 	struct link *link = step->kind <= PLAN_WAIT ? bound->links[step->channel] : NULL;
-	size_t bytes;
+	struct piece piece;
 	engine->blocked = link;
 	switch (step->kind) {
-	case PLAN_READY: {
-		char *memory = place(engine, request, &plan->operands[step->destination], &bytes);
-		return link->ops->ready(link, memory, bytes);
-	}
+	case PLAN_READY:
+		piece = place(engine, request, &plan->operands[step->destination]);
+		return link->ops->ready(link, piece.memory, piece.bytes);
 	case PLAN_PUT: {
-		char *source = place(engine, request, &plan->operands[step->sources], &bytes);
+		piece = place(engine, request, &plan->operands[step->sources]);
 		if (!link->ops->mapped)
-			return link->ops->put(link, source, bytes);
+			return link->ops->put(link, piece.memory, piece.bytes);
 		void *destination;
-		ST_TRY(link->ops->reserve(link, bytes, &destination));
-		size_t kept;
-		char *keep = step->keep ? place(engine, request, &plan->operands[step->destination], &kept) : NULL;
-		combine(engine, request, step, destination, keep, bytes, keep && engine->stream);
+		piece.wide = plan->wide && plan_step_partial(plan, step, engine->vars);
+		piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
+		ST_TRY(link->ops->reserve(link, piece.bytes, &destination));
+		piece.memory = destination;
+		combine(engine, request, step, &piece, step->keep ? place(engine, request, &plan->operands[step->destination]).memory : NULL,
+			step->keep && engine->stream);
 		link->ops->commit(link);
 		return ST_OK;
 	}
@@ -295,11 +311,10 @@ static enum st_status run_step(struct engine *engine, const struct comm_request 
 		}
 		return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
 	case PLAN_REDUCE:
-	case PLAN_COPY: {
-		char *destination = place(engine, request, &plan->operands[step->destination], &bytes);
-		combine(engine, request, step, destination, NULL, bytes, engine->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
+	case PLAN_COPY:
+		piece = place(engine, request, &plan->operands[step->destination]);
+		combine(engine, request, step, &piece, NULL, engine->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
 		return ST_OK;
-	}
 	default: return ST_OK;
 	}
 }
@@ -312,6 +327,10 @@ static void start(struct engine *engine, struct comm_request *request)
 	memset(engine->vars, 0, sizeof engine->vars);
 	const struct plan *plan = request->bound->plan;
 	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	const enum comm_type type = (enum comm_type)request->signature.type;
+	const enum comm_op op = (enum comm_op)request->signature.op;
+	engine->finish = reduce_kernel_best(type, op);
+	engine->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : engine->finish;
 	/* A reduction in place has just read the lines that it writes. */
 	engine->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	engine->still_since = 0;
@@ -527,11 +546,13 @@ static enum st_status check_control(struct engine *engine)
 	return ST_OK;
 }
 
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output, size_t element_bytes,
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request)
 {
 	enum st_status status = engine_failure(engine);
 	struct comm_request *made = engine->spare;
+	if (status == ST_OK && bound->plan->wide && signature.type != COMM_F16 && signature.type != COMM_BF16)
+		status = st_fail(ST_ERR_INTERNAL, "engine: a wide plan for %s", comm_type_name((enum comm_type)signature.type));
 	if (status == ST_OK && made)
 		engine->spare = made->next;
 	else if (status == ST_OK && !(made = malloc(sizeof *made)))
@@ -542,8 +563,8 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 		return status;
 	}
 	signature.sequence = ++engine->sequence;
-	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .element_bytes = element_bytes,
-				      .signature = signature};
+	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .signature = signature,
+				      .element_bytes = comm_type_bytes((enum comm_type)signature.type)};
 	bound->owned = owned;
 	bound->users++;
 	if (engine->last)

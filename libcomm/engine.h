@@ -47,8 +47,9 @@ unsigned engine_plan_users(const struct engine_plan *bound); /* requests that st
 void engine_unbind(struct engine_plan *bound); /* not while it has users; NULL is fine */
 
 /* Starts an operation behind those already issued. owned: the request unbinds the plan when it is done, or at once on failure.  The
- * signature's sequence is filled in by the engine. */
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output, size_t element_bytes,
+ * signature says type and operation, which must be valid ones; its sequence is filled in by the engine.  The plan's chunks must fit into
+ * slots: of elements, or where it is wide (f16 and bf16 only) of f32. */
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request);
 
 /* As in comm.h. */

@@ -175,6 +175,18 @@ uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *o
 	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), plan->slots);
 }
 
+bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	return plan_affine_value(&operand->partial, vars) > 0;
+}
+
+bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	if (step->kind != PLAN_PUT || step->keep)
+		return plan_operand_partial(&plan->operands[step->destination], vars);
+	return step->source_count > 1 || plan_operand_partial(&plan->operands[step->sources], vars);
+}
+
 const char *plan_collective_name(enum plan_collective collective)
 {
 	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
@@ -193,6 +205,13 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	const struct plan_operand *operand = &plan->operands[index];
 	if (operand->span > 1 && (plan->chunks != 1 || plan->order || operand->span > plan->blocks))
 		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
+	static const struct plan_affine never;
+	if (memcmp(&operand->partial, &never, sizeof never)) {
+		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER)
+			return bad(plan, at, "a partial sum where nothing is reduced");
+		if (operand->space == PLAN_INPUT || (operand->space == PLAN_OUTPUT && plan->wide))
+			return bad(plan, at, "a partial sum in a buffer of the caller");
+	}
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");

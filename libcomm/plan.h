@@ -29,6 +29,13 @@
  * read nor write it.  From PUT until the FLUSH that covers it, the source must not be written.  At the end of a plan every
  * grant is waited for and every put flushed, so two operations back to back are as safe as one.
  *
+ * PARTIAL SUMS.  In allreduce and reduce_scatter a chunk is one rank's input as it was given, or a partial sum, or final: every rank's
+ * input, in the caller's type.  An operand says by `partial` whether it is a partial sum; left alone, it is none.  What a step makes: REDUCE, COPY
+ * and a PUT that keeps, what their destination is; any other PUT, a partial sum if it has several sources, else what its source is.
+ * A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides an average.  It must have
+ * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH only, whose
+ * slots are long enough for them; else OUTPUT may hold them in the meantime.
+ *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
  * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
@@ -81,6 +88,7 @@ struct plan_operand {
 	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
+	struct plan_affine partial; /* not INPUT, and only in reductions: holds a partial sum when this is positive, else not */
 };
 
 struct plan_step {
@@ -113,6 +121,7 @@ struct plan {
 	uint32_t slots;          /* per incoming channel */
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
+	bool wide;               /* partial sums are wider than the elements */
 	uint32_t root;           /* broadcast */
 	uint32_t channel_count, step_count, operand_count;
 	uint32_t channel_room, step_room, operand_room;
@@ -134,6 +143,7 @@ struct plan_shape {
 	uint64_t chunk_elements; /* longest chunk, >= 1: what a slot holds */
 	uint32_t slots;          /* >= 2 (broadcast: >= 1) */
 	bool in_place;           /* broadcast and barrier: always taken as true */
+	bool wide;               /* see struct plan; a builder that keeps partial sums in OUTPUT refuses this (ST_ERR_USAGE) */
 	uint32_t root;
 	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
 	const uint32_t *position; /* rank -> ring position, with order; NULL: found, and the order checked, in time O(size) */
@@ -188,6 +198,10 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 
+/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY) makes is one. */
+bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
+bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
 /* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */
 enum st_status plan_check(const struct plan *plan);
 
@@ -195,6 +209,8 @@ enum st_status plan_check(const struct plan *plan);
  * Proves plans[0..size) right together, or names the first fault: rank, step, channel, block, slot.  ST_ERR_INTERNAL with
  * the fault in st_message() when refused; ST_ERR_NOMEM.  It checks that
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
+ *   - partial sums are granted, put and read as such, finished only with every input in them, and not left in OUTPUT (or ever in it, when
+ *     they are wide);
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);

@@ -97,6 +97,7 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	made->root = shape->root;
 	made->blocks = blocks;
 	made->offsets = shape->offsets;
+	made->wide = shape->wide;
 	made->compact_input = shape->collective == PLAN_ALL_GATHER || shape->collective == PLAN_BARRIER;
 	made->compact_output = shape->collective == PLAN_REDUCE_SCATTER;
 	made->in_place = shape->in_place || shape->collective == PLAN_BROADCAST || shape->collective == PLAN_BARRIER;
@@ -116,6 +117,13 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	}
 	build->position = position_of(shape, shape->rank);
 	build->root_position = shape->collective == PLAN_BROADCAST ? position_of(shape, shape->root) : 0;
+	return ST_OK;
+}
+
+enum st_status build_not_wide(const char *name, const struct plan_shape *shape)
+{
+	if (shape->wide)
+		return st_fail(ST_ERR_USAGE, "%s plan: wide partial sums have no place in the output", name);
 	return ST_OK;
 }
 

@@ -27,6 +27,9 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 /* The plan, or ST_ERR_NOMEM, with the plan freed, when any call ran out of memory. */
 enum st_status build_finish(struct build *build, struct plan **plan);
 
+/* For builders that keep partial sums in OUTPUT: ST_ERR_USAGE for a shape that is wide. */
+enum st_status build_not_wide(const char *name, const struct plan_shape *shape);
+
 /* Elements of the longest block. */
 uint64_t build_longest(const struct build *build);
 

@@ -59,7 +59,10 @@ void fold_take(struct build *build, const struct fold *fold, enum plan_space own
 {
 	build_loop(build, fold->units);
 	build_wait(build, fold->in);
-	build_reduce(build, unit(PLAN_OUTPUT, fold, 0), slot(fold, 0), unit(own, fold, 0));
+	struct plan_operand sum = unit(PLAN_OUTPUT, fold, 0), operand = unit(own, fold, 0);
+	sum.partial.base = 1;
+	operand.partial.base = own == PLAN_OUTPUT;
+	build_reduce(build, sum, slot(fold, 0), operand);
 	grant_next(build, fold, slot(fold, fold->lead));
 	build_end(build);
 }

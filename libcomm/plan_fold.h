@@ -20,7 +20,7 @@ struct fold fold_with(struct build *build, uint32_t peer, uint32_t group);
 /* All that the rank that hands over does: INPUT to the other one, the sum into OUTPUT. */
 void fold_give(struct build *build, const struct fold *fold);
 
-/* The other rank: grants its slots; OUTPUT = what comes + own (INPUT or OUTPUT); at the end OUTPUT to the giver, flushed. */
+/* The other rank: grants its slots; OUTPUT = what comes + own (INPUT, or a partial sum in OUTPUT), a partial sum; at the end OUTPUT to the giver, flushed. */
 void fold_grant(struct build *build, const struct fold *fold);
 void fold_take(struct build *build, const struct fold *fold, enum plan_space own);
 void fold_return(struct build *build, const struct fold *fold);

@@ -55,6 +55,7 @@ static enum st_status start(struct grid *grid, const char *name, const struct pl
 	if (cells * pieces > INT32_MAX / 4)
 		return st_fail(ST_ERR_USAGE, "%s plan: %ju elements in chunks of %ju are too many chunks", name, (uintmax_t)shape->elements,
 			       (uintmax_t)shape->chunk_elements);
+	ST_TRY(build_not_wide(name, shape));
 	ST_TRY(build_start(&grid->build, name, shape, shape->size == 1 ? 1 : 2, cells ? (uint32_t)(cells * pieces) : 1, 1));
 	const uint64_t longest = plan_block_elements(grid->build.plan, 0);
 	grid->pieces = (uint32_t)pieces;
@@ -65,6 +66,7 @@ static enum st_status start(struct grid *grid, const char *name, const struct pl
 
 struct ring_ends {
 	uint32_t previous, next; /* ranks */
+	bool previous_partial;   /* what the previous one brings is a partial sum: others have folded into it */
 };
 
 static bool phases(struct grid *grid, enum plan_space own, struct ring_ends row, struct ring_ends column)
@@ -73,11 +75,13 @@ static bool phases(struct grid *grid, enum plan_space own, struct ring_ends row,
 	const uint32_t share = grid->rows * grid->pieces; /* blocks of a rank of the row */
 	const bool in_place = build->plan->in_place || own == PLAN_OUTPUT;
 	struct ring_part along_row = {.size = grid->columns, .position = grid->x, .own = own, .in_place = in_place,
-				      .units = share / grid->row_span, .span = grid->row_span, .stride = share};
+				      .units = share / grid->row_span, .span = grid->row_span, .stride = share,
+				      .partial = own == PLAN_OUTPUT, .previous_partial = row.previous_partial, .unfinished = grid->rows > 1};
 	struct ring_part along_column = {.size = grid->rows, .position = grid->y, .scatter = true, .gather = true,
 					 .own = grid->columns > 1 ? PLAN_OUTPUT : own, .in_place = grid->columns > 1 || in_place,
 					 .units = grid->pieces / grid->column_span, .span = grid->column_span, .origin = grid->x * share,
-					 .stride = grid->pieces};
+					 .stride = grid->pieces, .partial = grid->columns > 1 || own == PLAN_OUTPUT,
+					 .previous_partial = grid->columns > 1 || column.previous_partial};
 	if (grid->columns > 1) {
 		along_row.in = build_channel(build, row.previous, false, 0);
 		along_row.out = build_channel(build, row.next, true, 0);
@@ -96,6 +100,7 @@ static bool phases(struct grid *grid, enum plan_space own, struct ring_ends row,
 		along_row.gather = true;
 		along_row.own = PLAN_OUTPUT;
 		along_row.in_place = true;
+		along_row.partial = along_row.previous_partial = along_row.unfinished = false;
 		if (!ring_part_build(build, &along_row))
 			return false;
 	}
@@ -132,8 +137,8 @@ enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **pl
 	}
 	const uint32_t columns = grid.columns, rows = grid.rows;
 	const uint32_t x = grid.x = build->position % columns, y = grid.y = build->position / columns;
-	struct ring_ends row = {build_rank_at(build, y * columns + (x + columns - 1) % columns), build_rank_at(build, y * columns + (x + 1) % columns)};
-	struct ring_ends column = {build_rank_at(build, (y + rows - 1) % rows * columns + x), build_rank_at(build, (y + 1) % rows * columns + x)};
+	struct ring_ends row = {build_rank_at(build, y * columns + (x + columns - 1) % columns), build_rank_at(build, y * columns + (x + 1) % columns), false};
+	struct ring_ends column = {build_rank_at(build, (y + rows - 1) % rows * columns + x), build_rank_at(build, (y + 1) % rows * columns + x), false};
 	return finish(&grid, phases(&grid, PLAN_INPUT, row, column), plan);
 }
 
@@ -198,9 +203,10 @@ enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct pl
 		fold_take(build, &fold, own);
 		own = PLAN_OUTPUT;
 	}
-	struct ring_ends row = {build_rank_at(build, first + (x + columns - 1) % columns), build_rank_at(build, first + (x + 1) % columns)};
-	struct ring_ends column = {build_rank_at(build, first_of(shape, (y + rows - 1) % rows) + x),
-				   build_rank_at(build, first_of(shape, (y + 1) % rows) + x)};
+	const uint32_t left = (x + columns - 1) % columns, above = (y + rows - 1) % rows;
+	struct ring_ends row = {build_rank_at(build, first + left), build_rank_at(build, first + (x + 1) % columns), left + columns < per_node};
+	struct ring_ends column = {build_rank_at(build, first_of(shape, above) + x), build_rank_at(build, first_of(shape, (y + 1) % rows) + x),
+				   first_of(shape, above) + x + columns < first_of(shape, above + 1)};
 	bool fits = phases(&grid, own, row, column);
 	for (uint32_t giver = local + columns, i = 0; fits && giver < per_node; giver += columns, i++) {
 		struct fold fold = {.out = (uint16_t)(first_channel + 2 * i + 1), .group = group, .units = build->plan->blocks / group};

@@ -22,6 +22,8 @@ struct level {
 	uint32_t kept, sent;   /* first block of the half that stays and of the one that goes */
 	uint32_t group, units; /* blocks per put, puts */
 	uint32_t lead;         /* puts under way at a time */
+	bool partial, peer_partial; /* what this rank and the other one bring are partial sums, no inputs */
+	bool last;
 };
 
 struct halving {
@@ -65,10 +67,24 @@ static struct plan_affine while_more(const struct level *level)
 	return (struct plan_affine){.base = (int32_t)(level->units - 1 - level->lead), .v = {-1}};
 }
 
-static void grant_operands(struct halving *halving, const struct level *level, uint32_t first)
+static struct plan_operand operand_slot(const struct level *level, uint32_t ahead)
+{
+	struct plan_operand operand = slot(level, level->kept, ahead, 0);
+	operand.partial.base = level->peer_partial;
+	return operand;
+}
+
+static struct plan_operand operand(const struct level *level, uint32_t first, uint32_t ahead)
+{
+	struct plan_operand own = unit(level->partial ? PLAN_OUTPUT : PLAN_INPUT, level, first, ahead);
+	own.partial.base = level->partial;
+	return own;
+}
+
+static void grant_operands(struct halving *halving, const struct level *level)
 {
 	loop(&halving->build, level->lead);
-	build_ready(&halving->build, level->in, slot(level, first, 0, 0));
+	build_ready(&halving->build, level->in, operand_slot(level, 0));
 	end(&halving->build, level->lead);
 }
 
@@ -87,24 +103,26 @@ static void grant_sums(struct halving *halving, const struct level *level, uint3
 	end(&halving->build, level->lead);
 }
 
-/* The other rank's half comes, this rank's goes; the sums go to OUTPUT. own: where this rank's operands are. */
-static void reduce_half(struct halving *halving, const struct level *level, enum plan_space own)
+/* The other rank's half comes, this rank's goes; the sums go to OUTPUT. */
+static void reduce_half(struct halving *halving, const struct level *level)
 {
+	struct plan_operand sum = unit(PLAN_OUTPUT, level, level->kept, 0);
+	sum.partial.base = !level->last;
 	struct build *build = &halving->build;
 	const bool more = level->units > level->lead;
 	/* With one unit, the sum's way back can be granted before the operand is here, if there is a place for it. */
 	const bool early = level->units == 1 && (!build_is_mapped(build, level->in) || build->plan->slots > 1);
 	loop(build, level->lead);
-	build_put(build, level->out, unit(own, level, level->sent, 0));
+	build_put(build, level->out, operand(level, level->sent, 0));
 	end(build, level->lead);
 	if (early)
 		grant_sums(halving, level, level->sent);
 	loop(build, level->units);
 	build_wait(build, level->in);
-	build_reduce(build, unit(PLAN_OUTPUT, level, level->kept, 0), slot(level, level->kept, 0, 0), unit(own, level, level->kept, 0));
+	build_reduce(build, sum, operand_slot(level, 0), operand(level, level->kept, 0));
 	if (more) {
-		build_ready(build, level->in, slot(level, level->kept, level->lead, 0))->guard = while_more(level);
-		build_put(build, level->out, unit(own, level, level->sent, level->lead))->guard = while_more(level);
+		build_ready(build, level->in, operand_slot(level, level->lead))->guard = while_more(level);
+		build_put(build, level->out, operand(level, level->sent, level->lead))->guard = while_more(level);
 	}
 	end(build, level->units);
 	if (!early)
@@ -135,11 +153,11 @@ static void participate(struct halving *halving)
 	if (halving->folds)
 		fold_grant(build, &halving->fold);
 	for (unsigned s = 0; s < halving->level_count; s++)
-		grant_operands(halving, &halving->levels[s], halving->levels[s].kept);
+		grant_operands(halving, &halving->levels[s]);
 	if (halving->folds)
 		fold_take(build, &halving->fold, PLAN_INPUT);
 	for (unsigned s = 0; s < halving->level_count; s++)
-		reduce_half(halving, &halving->levels[s], s || halving->folds ? PLAN_OUTPUT : PLAN_INPUT);
+		reduce_half(halving, &halving->levels[s]);
 	for (unsigned s = halving->level_count; s-- > 0;)
 		gather_half(halving, &halving->levels[s]);
 	if (halving->folds)
@@ -166,6 +184,7 @@ enum st_status plan_build_halving(const struct plan_shape *shape, struct plan **
 	struct build *build = &halving.build;
 	if (shape->collective != PLAN_ALLREDUCE)
 		return st_fail(ST_ERR_USAGE, "halving plan: %s is not one of its collectives", plan_collective_name(shape->collective));
+	ST_TRY(build_not_wide("halving", shape));
 	uint32_t participants = 1;
 	while (participants * 2 <= shape->size && halving.level_count < MAX_LEVELS) {
 		participants *= 2;
@@ -204,6 +223,9 @@ enum st_status plan_build_halving(const struct plan_shape *shape, struct plan **
 		*level = make_level(&halving, other < extra ? 2 * other : other + extra, width, group);
 		level->kept = first + (number >> s & 1 ? width : 0);
 		level->sent = first + (number >> s & 1 ? 0 : width);
+		level->partial = s || halving.folds;
+		level->peer_partial = s || other < extra;
+		level->last = s + 1 == halving.level_count;
 		first = level->kept;
 	}
 	participate(&halving);

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "plan.h"
 
@@ -56,6 +57,12 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 	}
 	say(text, ".");
 	say_affine(text, &operand->chunk);
+	static const struct plan_affine never;
+	if (memcmp(&operand->partial, &never, sizeof never)) {
+		say(text, " (partial if ");
+		say_affine(text, &operand->partial);
+		say(text, " > 0)");
+	}
 }
 
 size_t plan_print(const struct plan *plan, char *out, size_t bytes)
@@ -64,8 +71,9 @@ size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 	struct text text = {out, bytes, 0};
 	if (bytes)
 		out[0] = 0;
-	say(&text, "%s of %" PRIu64 " elements, rank %" PRIu32 " of %" PRIu32 "%s: %" PRIu32 " blocks x %" PRIu64 " chunks of %" PRIu64 ", %" PRIu32 " slots\n",
-	    plan_collective_name(plan->collective), plan->elements, plan->rank, plan->size, plan->in_place ? ", in place" : "", plan->blocks,
+	say(&text, "%s of %" PRIu64 " elements, rank %" PRIu32 " of %" PRIu32 "%s%s: %" PRIu32 " blocks x %" PRIu64 " chunks of %" PRIu64 ", %" PRIu32 " slots\n",
+	    plan_collective_name(plan->collective), plan->elements, plan->rank, plan->size, plan->in_place ? ", in place" : "",
+	    plan->wide ? ", wide" : "", plan->blocks,
 	    plan->chunks, plan->chunk_elements, plan->slots);
 	for (uint32_t i = 0; i < plan->channel_count; i++)
 		say(&text, "channel %" PRIu32 ": %s rank %" PRIu32 " #%u%s\n", i, plan->channels[i].outgoing ? "to" : "from", plan->channels[i].peer,

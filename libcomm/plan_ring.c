@@ -4,6 +4,7 @@
  * The ranks stand in a ring; block b belongs to the rank at position b.  In the reduce-scatter phase each block starts at its owner's
  * successor and travels p-1 hops, gaining one operand per hop, until the owner adds the last one.  In the all-gather phase it travels
  * p-1 hops more and is stored by everyone it passes.  All p blocks travel at once, so each link carries one block per hop.
+ * The first hop carries inputs as they are, the other p-2 of the first phase partial sums, the second phase final blocks.
  *
  * Blocks are cut into rounds of C chunks.  Within a round a rank handles, for each hop, C chunks: while chunk c travels, chunk
  * c+1 is reduced.  The unit of work is (round, hop, chunk); unit u arrives, is combined, and leaves as unit u+C.
@@ -50,10 +51,11 @@ static struct plan_operand buffer(const struct ring *ring, enum plan_space space
 	unit->base += ahead * round * step;
 	set(unit, scope.round, round * step);
 	set(unit, scope.chunk, step);
+	operand.partial.base = space == PLAN_INPUT && part->partial;
 	return operand;
 }
 
-/* The slot of the unit that arrives at hop `hop` (plus the scope's hop variable), `ahead` rounds later. */
+/* The slot of the finished unit that arrives at hop `hop` (plus the scope's hop variable), `ahead` rounds later. */
 static struct plan_operand slot(const struct ring *ring, struct scope scope, int32_t hop, int32_t back, int32_t ahead)
 {
 	struct plan_operand operand = buffer(ring, PLAN_SCRATCH, scope, back, ahead);
@@ -62,6 +64,15 @@ static struct plan_operand slot(const struct ring *ring, struct scope scope, int
 	set(&operand.slot, scope.round, ring->slot_units);
 	set(&operand.slot, scope.hop, ring->chunks_per_round);
 	set(&operand.slot, scope.chunk, 1);
+	return operand;
+}
+
+/* The same in the reduce-scatter phase: the operand of the previous rank at hop 0, a partial sum from then on. */
+static struct plan_operand sum_slot(const struct ring *ring, struct scope scope, int32_t hop, int32_t back, int32_t ahead)
+{
+	struct plan_operand operand = slot(ring, scope, hop, back, ahead);
+	operand.partial.base = hop + ring->part.previous_partial;
+	set(&operand.partial, scope.hop, 1);
 	return operand;
 }
 
@@ -100,7 +111,7 @@ static struct plan_step *grant(struct ring *ring, struct scope scope, int32_t ho
 {
 	if (gather && !ring->mapped_in)
 		return ready(ring, buffer(ring, PLAN_OUTPUT, scope, back, ahead));
-	return ready(ring, slot(ring, scope, hop, back, ahead));
+	return ready(ring, (gather ? slot : sum_slot)(ring, scope, hop, back, ahead));
 }
 
 /* The first hop of a round: no other rank's data in it. */
@@ -151,20 +162,23 @@ static void cyclic(struct ring *ring)
 			flush(ring, slack); /* the slot to be granted was put from `slack` puts ago */
 			grant(ring, nested, 1, 3, 0, false);
 			wait(ring);
-			struct plan_operand arrived = slot(ring, nested, 0, 2, 0), own = buffer(ring, PLAN_INPUT, nested, 2, 0);
+			struct plan_operand arrived = sum_slot(ring, nested, 0, 2, 0), own = buffer(ring, PLAN_INPUT, nested, 2, 0);
 			if (ring->mapped_out) {
 				struct plan_step *step = put(ring, arrived);
 				build_source(ring->build, step, own);
 			} else {
-				build_reduce(ring->build, arrived, arrived, own);
-				put(ring, arrived);
+				struct plan_operand sum = arrived;
+				sum.partial.base++;
+				build_reduce(ring->build, sum, arrived, own);
+				put(ring, sum);
 			}
 			end(ring);
 			end(ring);
 		}
 		loop(ring, (uint64_t)c); /* the own block gets its last operand */
-		struct plan_operand arrived = slot(ring, single, p - 2, p, 0), own = buffer(ring, PLAN_INPUT, single, p, 0),
+		struct plan_operand arrived = sum_slot(ring, single, p - 2, p, 0), own = buffer(ring, PLAN_INPUT, single, p, 0),
 				    result = buffer(ring, PLAN_OUTPUT, single, p, 0);
+		result.partial.base = ring->part.unfinished;
 		if (ring->part.gather) {
 			/* In place, the block that comes next lands where the first hop's put was taken from, c*(p-1) puts ago. */
 			int64_t first_put = (int64_t)c * (p - 1) - 1;

@@ -14,6 +14,8 @@ struct ring_part {
 	bool scatter, gather; /* which phases */
 	enum plan_space own;  /* where this rank's operands are; results go to OUTPUT */
 	bool in_place;        /* which is the same memory */
+	bool partial, previous_partial; /* they are partial sums, not inputs; and so are those of the rank at the previous position */
+	bool unfinished;                /* scatter alone: what it makes is a partial sum still */
 	uint64_t units;
 	uint32_t span, origin, stride;
 };

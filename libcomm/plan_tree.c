@@ -23,6 +23,7 @@ enum { LEFT, RIGHT, PARENT, NEIGHBOURS };
 
 struct edge {
 	bool exists;
+	bool partial; /* a child that has children itself: what comes up is a partial sum, no input */
 	uint16_t in, out;
 };
 
@@ -106,8 +107,9 @@ static void make_views(struct tree *tree)
 				index |= tree->views[0].edges[m].exists && first_peers[m] == peer;
 			if (!which)
 				first_peers[n] = peer;
-			view->edges[n].exists = true;
 			bool broadcast = build->shape->collective == PLAN_BROADCAST;
+			view->edges[n].exists = true;
+			view->edges[n].partial = n != PARENT && place.labels[n] % 2 == 0;
 			if (!broadcast || n == view->toward)
 				view->edges[n].in = build_channel(build, peer, false, index);
 			if (!broadcast || n != view->toward)
@@ -155,17 +157,26 @@ static void end_turns(struct tree *tree, int64_t turns)
 		build_end(&tree->build);
 }
 
-static void grant_slots(struct tree *tree, const struct view *view, uint16_t channel)
+/* What comes from a neighbour. */
+static struct plan_operand edge_slot(const struct view *view, int neighbour, int64_t first)
+{
+	struct plan_operand operand = slot(view, view->edges[neighbour].in, first);
+	operand.partial.base = view->edges[neighbour].partial;
+	return operand;
+}
+
+static void grant_slots(struct tree *tree, const struct view *view, int neighbour)
 {
 	begin_turns(tree, tree->lead);
-	build_ready(&tree->build, channel, slot(view, channel, 0));
+	build_ready(&tree->build, view->edges[neighbour].in, edge_slot(view, neighbour, 0));
 	end_turns(tree, tree->lead);
 }
 
-static void grant_slot_again(struct tree *tree, const struct view *view, uint16_t channel, int64_t first)
+static void grant_slot_again(struct tree *tree, const struct view *view, int neighbour, int64_t first)
 {
 	if (first + tree->lead < tree->chunks)
-		build_ready(&tree->build, channel, slot(view, channel, first + tree->lead))->guard = while_chunk(tree, first + tree->lead);
+		build_ready(&tree->build, view->edges[neighbour].in, edge_slot(view, neighbour, first + tree->lead))->guard =
+			while_chunk(tree, first + tree->lead);
 }
 
 /* Chunk i: the children's sums and this rank's operand, to the parent, or in its place at the root. */
@@ -180,22 +191,23 @@ static void up(struct tree *tree, const struct view *view, int64_t first)
 			build_wait(build, view->edges[n].in);
 	if (view->edges[LEFT].exists || view->edges[RIGHT].exists) {
 		const int some = view->edges[LEFT].exists ? LEFT : RIGHT;
-		const struct plan_operand arrived = slot(view, view->edges[some].in, first);
+		const struct plan_operand arrived = edge_slot(view, some, first);
 		if (view->mapped_up) {
 			step = build_put(build, parent->out, arrived);
 			build_source(build, step, own);
 		} else {
 			sum = chunk(view, PLAN_OUTPUT, first);
+			sum.partial.base = parent->exists;
 			step = build_reduce(build, sum, arrived, own);
 		}
 		if (some == LEFT && view->edges[RIGHT].exists)
-			build_source(build, step, slot(view, view->edges[RIGHT].in, first));
+			build_source(build, step, edge_slot(view, RIGHT, first));
 	}
 	if (parent->exists && !(step && view->mapped_up))
 		build_put(build, parent->out, sum);
 	for (int n = LEFT; n <= RIGHT; n++)
 		if (view->edges[n].exists)
-			grant_slot_again(tree, view, view->edges[n].in, first);
+			grant_slot_again(tree, view, n, first);
 }
 
 /* Puts chunk j, which is in `from`, to the edges of a mask and, if it is not in OUTPUT, there too. */
@@ -239,7 +251,7 @@ static void down(struct tree *tree, const struct view *view, int64_t first, bool
 	}
 	spread(tree, view, from, first, children(view));
 	if (parent->exists && view->mapped_down)
-		grant_slot_again(tree, view, parent->in, first);
+		grant_slot_again(tree, view, PARENT, first);
 }
 
 /* The parent may write chunk j in its place once what went up from there is gone. */
@@ -272,9 +284,9 @@ static void allreduce(struct tree *tree)
 		const struct view *view = &tree->views[t];
 		for (int n = LEFT; n <= RIGHT; n++)
 			if (view->edges[n].exists)
-				grant_slots(tree, view, view->edges[n].in);
+				grant_slots(tree, view, n);
 		if (view->edges[PARENT].exists && view->mapped_down)
-			grant_slots(tree, view, view->edges[PARENT].in);
+			grant_slots(tree, view, PARENT);
 		add_bound(bounds, &count, view->grant_lag);
 		add_bound(bounds, &count, view->grant_lag + chunks);
 		add_bound(bounds, &count, view->lag);
@@ -344,6 +356,7 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 	struct tree tree = {0};
 	if (shape->collective != PLAN_ALLREDUCE && shape->collective != PLAN_BROADCAST)
 		return st_fail(ST_ERR_USAGE, "tree plan: %s is not one of its collectives", plan_collective_name(shape->collective));
+	ST_TRY(build_not_wide("tree", shape));
 	ST_TRY(build_start(&tree.build, "tree", shape, 1, 2, 1));
 	if (shape->size == 1) {
 		build_alone(&tree.build);

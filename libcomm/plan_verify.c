@@ -14,7 +14,7 @@
 
 #include "plan.h"
 
-enum { DEFINED = 1, GRANTED = 2, UNUSED = 4 };
+enum { DEFINED = 1, GRANTED = 2, UNUSED = 4, PARTIAL = 8 };
 
 struct cell {
 	uint64_t value;
@@ -32,6 +32,7 @@ struct area {
 
 struct grant {
 	struct area area;
+	bool partial;
 	unsigned repeat;
 };
 
@@ -58,6 +59,7 @@ struct frame {
 
 struct actor {
 	const struct plan *plan;
+	const uint64_t *complete; /* of the proof */
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
 	struct cell *slots;   /* (channel_count * slots * slot_span) */
@@ -217,12 +219,15 @@ static enum st_status name_cell(const struct actor *actor, const struct plan_ope
 static enum st_status read_area(const struct actor *actor, const struct plan_operand *operand, struct area *area)
 {
 	ST_TRY(find_area(actor, operand, area));
+	const bool partial = plan_operand_partial(operand, actor->vars);
 	for (uint32_t i = 0; i < area->span; i++) {
 		struct cell *cell = &area->cells[i];
 		if (cell->flags & GRANTED)
 			return name_cell(actor, operand, "is read while it is granted away");
 		if (!(cell->flags & DEFINED))
 			return name_cell(actor, operand, "is read before it was written");
+		if (partial != !!(cell->flags & PARTIAL))
+			return name_cell(actor, operand, partial ? "is read as a partial sum and is none" : "is a partial sum and is read as something else");
 		if (operand->space == PLAN_SCRATCH && cell->elements != area_elements(actor->plan, area, i))
 			return name_cell(actor, operand, "is read with another length than it was written");
 		cell->flags &= ~(uint32_t)UNUSED;
@@ -269,6 +274,20 @@ static enum st_status read_sources(const struct proof *proof, const struct actor
 	return ST_OK;
 }
 
+/* What becomes final here must have every rank's input; what is read is no partial sum unless it says so. */
+static enum st_status check_finished(const struct proof *proof, const struct actor *actor, const struct plan_step *step, const struct area *first)
+{
+	const struct plan *plan = actor->plan;
+	const struct plan_operand *operand = &plan->operands[step->sources];
+	bool finishes = step->source_count > 1 || plan_operand_partial(operand, actor->vars);
+	if (!finishes || !actor->complete || plan_step_partial(plan, step, actor->vars))
+		return ST_OK;
+	for (uint32_t i = 0; i < first->span; i++)
+		if (proof->sums[i] != actor->complete[(first->block + i) * plan->chunks + first->chunk])
+			return name_cell(actor, operand, "is finished but does not hold every input exactly once");
+	return ST_OK;
+}
+
 static void store(const struct proof *proof, const struct plan *plan, const struct area *area, uint32_t flags)
 {
 	for (uint32_t i = 0; i < area->span; i++) {
@@ -286,7 +305,7 @@ static enum st_status write_destination(const struct proof *proof, const struct 
 	if (!same_lengths(actor->plan, &area, source))
 		return name_cell(actor, operand, "has another length than the sources");
 	ST_TRY(may_write(actor, operand, &area, false));
-	store(proof, actor->plan, &area, DEFINED | UNUSED);
+	store(proof, actor->plan, &area, DEFINED | UNUSED | (plan_step_partial(actor->plan, step, actor->vars) ? PARTIAL : 0));
 	return ST_OK;
 }
 
@@ -296,6 +315,7 @@ static enum st_status put(const struct proof *proof, struct actor *actor, const 
 	struct wire *wire = actor->wires[step->channel];
 	struct area source;
 	ST_TRY(read_sources(proof, actor, step, &source));
+	ST_TRY(check_finished(proof, actor, step, &source));
 	struct grant grant = pop(&wire->grants);
 	if (grant.repeat != actor->repeat)
 		return refuse(actor, "channel %u: the put meets a grant of operation %u", step->channel, grant.repeat);
@@ -308,6 +328,9 @@ static enum st_status put(const struct proof *proof, struct actor *actor, const 
 		return refuse(actor, "channel %u: the put carries %" PRIu64 " elements of %" PRIu32 " blocks, %" PRIu64 " of %" PRIu32 " are granted",
 			      step->channel, carried, source.span, granted, grant.area.span);
 	}
+	if (grant.partial != plan_step_partial(plan, step, actor->vars))
+		return refuse(actor, "channel %u: %s", step->channel,
+			      grant.partial ? "a partial sum is granted and something else put" : "a partial sum is put where none is granted");
 	/* The receiver can't look before its WAIT, so when exactly the data lands makes no difference. */
 	store(proof, plan, &grant.area, GRANTED);
 	if (!push(&wire->landed, grant))
@@ -335,7 +358,7 @@ static enum st_status run_step(const struct proof *proof, struct actor *actor, c
 		for (uint32_t i = 0; i < area.span; i++)
 			area.cells[i].flags = GRANTED;
 		wire->granted++;
-		return push(&wire->grants, (struct grant){area, actor->repeat}) ? ST_OK : no_memory();
+		return push(&wire->grants, (struct grant){area, plan_operand_partial(&plan->operands[step->destination], actor->vars), actor->repeat}) ? ST_OK : no_memory();
 	case PLAN_PUT:
 		*moved = wire->grants.count;
 		return *moved ? put(proof, actor, step) : ST_OK;
@@ -355,13 +378,14 @@ static enum st_status run_step(const struct proof *proof, struct actor *actor, c
 		if (grant.repeat != actor->repeat)
 			return refuse(actor, "channel %u: waits for a put of operation %u", step->channel, grant.repeat);
 		for (uint32_t i = 0; i < grant.area.span; i++)
-			grant.area.cells[i].flags = DEFINED | UNUSED;
+			grant.area.cells[i].flags = DEFINED | UNUSED | (grant.partial ? PARTIAL : 0);
 		wire->waited++;
 		return ST_OK;
 	}
 	case PLAN_REDUCE:
 	case PLAN_COPY:
 		ST_TRY(read_sources(proof, actor, step, &area));
+		ST_TRY(check_finished(proof, actor, step, &area));
 		return write_destination(proof, actor, step, &area);
 	default: return ST_OK;
 	}
@@ -409,10 +433,11 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 			case PLAN_BARRIER: expected = fingerprint(block, block, chunk); break;
 			}
 			const struct cell *cell = &actor->output[block * plan->chunks + chunk];
-			if (cell->flags & GRANTED || !(cell->flags & DEFINED) || cell->value != expected)
+			if (cell->flags & (GRANTED | PARTIAL) || !(cell->flags & DEFINED) || cell->value != expected)
 				return refuse(actor, "output block %" PRIu32 " chunk %" PRIu64 " %s", block, chunk,
 					      cell->flags & GRANTED      ? "is still granted away"
 					      : !(cell->flags & DEFINED) ? "was never written"
+					      : cell->flags & PARTIAL    ? "holds a partial sum"
 									 : "does not hold every input exactly once");
 		}
 	}
@@ -477,7 +502,7 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || !plan->offsets != !first->offsets)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || plan->wide != first->wide || !plan->offsets != !first->offsets)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
 		if (plan->offsets && memcmp(plan->offsets, first->offsets, (plan->blocks + (size_t)1) * sizeof *plan->offsets))
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have blocks of different sizes", r);
@@ -517,6 +542,7 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 	for (uint32_t r = 0; r < proof->size; r++) {
 		struct actor *actor = &proof->actors[r];
 		const struct plan *plan = actor->plan = plans[r];
+		actor->complete = proof->complete;
 		size_t cells = plan->blocks * plan->chunks;
 		actor->wires = calloc(plan->channel_count + 1, sizeof(struct wire *));
 		actor->output = calloc(cells, sizeof *actor->output);

@@ -1,91 +1,24 @@
-/* Sum of f32 arrays. IEEE addition is exact to the bit on every path, and the operands are added in the order given. */
-#include "reduce.h"
+/* Which kernel, and copies. */
+#include "reduce_kernels.h"
 
-#include <string.h>
+/* A piece that stays in the first-level cache while it is copied and then used a second time. */
+#define PIECE_BYTES ((size_t)8192)
 
-/* A piece that stays in the first-level cache while it is summed and then stored a second time. */
-#define PIECE_ELEMENTS ((size_t)2048)
-
-static void sum_plain(float *destination, float *keep, const float *const *sources, unsigned source_count, size_t count, bool stream)
-{
-	(void)stream;
-	for (size_t i = 0; i < count; i++) {
-		float sum = sources[0][i];
-		for (unsigned s = 1; s < source_count; s++)
-			sum = sum + sources[s][i];
-		destination[i] = sum;
-		if (keep)
-			keep[i] = sum;
-	}
-}
-
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 
-/*
- * One kernel per (instruction set, number of sources, second destination, streaming), all from one body whose flags are
- * constants after inlining.  Streaming stores need alignment: elements before the first aligned address are done one by one.
- */
-#define KERNELS(ISA, TARGET, VECTOR, WIDTH, LOAD, STORE, STREAM, ADD)                                                                     \
-	static inline __attribute__((always_inline, target(TARGET))) void ISA##_body(float *a, float *b, const float *const *sources,     \
-										      unsigned n, size_t count, bool stream)            \
-	{                                                                                                                                 \
-		const float *s0 = sources[0], *s1 = n > 1 ? sources[1] : s0, *s2 = n > 2 ? sources[2] : s0, *s3 = n > 3 ? sources[3] : s0;  \
-		float *far = b ? b : a;                                                                                                   \
-		size_t i = 0;                                                                                                             \
-		size_t lead = stream ? (size_t)(-(uintptr_t)far / sizeof(float)) % (WIDTH) : 0;                                           \
-		for (size_t part = 0; part < 2; part++) {                                                                                 \
-			size_t until = part ? count : lead < count ? lead : count;                                                        \
-			if (part)                                                                                                         \
-				for (; i + (WIDTH) <= count; i += (WIDTH)) {                                                              \
-					VECTOR sum = LOAD(s0 + i);                                                                        \
-					if (n > 1)                                                                                        \
-						sum = ADD(sum, LOAD(s1 + i));                                                             \
-					if (n > 2)                                                                                        \
-						sum = ADD(sum, LOAD(s2 + i));                                                             \
-					if (n > 3)                                                                                        \
-						sum = ADD(sum, LOAD(s3 + i));                                                             \
-					if (b)                                                                                            \
-						STORE(a + i, sum);                                                                        \
-					if (stream)                                                                                       \
-						STREAM(far + i, sum);                                                                     \
-					else                                                                                              \
-						STORE(far + i, sum);                                                                      \
-				}                                                                                                         \
-			for (; i < until; i++) {                                                                                          \
-				float sum = s0[i];                                                                                        \
-				if (n > 1)                                                                                                \
-					sum = sum + s1[i];                                                                                \
-				if (n > 2)                                                                                                \
-					sum = sum + s2[i];                                                                                \
-				if (n > 3)                                                                                                \
-					sum = sum + s3[i];                                                                                \
-				a[i] = sum;                                                                                               \
-				far[i] = sum;                                                                                             \
-			}                                                                                                                 \
-		}                                                                                                                         \
-		if (stream)                                                                                                               \
-			_mm_sfence();                                                                                                     \
-	}                                                                                                                                 \
-	static __attribute__((target(TARGET))) void ISA(float *a, float *b, const float *const *sources, unsigned n, size_t count,       \
-							bool stream)                                                                      \
-	{                                                                                                                                 \
-		if (stream && ((uintptr_t)(b ? b : a) % sizeof(float) || count < 4 * (WIDTH)))                                           \
-			stream = false;                                                                                                   \
-		switch (n * 4u + (b ? 2u : 0u) + stream) {                                                                                \
-		case 8: ISA##_body(a, NULL, sources, 2, count, false); break;                                                             \
-		case 9: ISA##_body(a, NULL, sources, 2, count, true); break;                                                              \
-		case 10: ISA##_body(a, b, sources, 2, count, false); break;                                                               \
-		case 11: ISA##_body(a, b, sources, 2, count, true); break;                                                                \
-		case 12: ISA##_body(a, NULL, sources, 3, count, false); break;                                                            \
-		case 16: ISA##_body(a, NULL, sources, 4, count, false); break;                                                            \
-		default: ISA##_body(a, b, sources, n, count, stream); break;                                                              \
-		}                                                                                                                         \
+static bool machine_has(enum reduce_isa isa)
+{
+	switch (isa) {
+	case REDUCE_PLAIN:
+	case REDUCE_SSE2: return true;
+	case REDUCE_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+	case REDUCE_AVX512:
+		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("f16c");
 	}
-
-KERNELS(sum_sse2, "sse2", __m128, 4, _mm_loadu_ps, _mm_storeu_ps, _mm_stream_ps, _mm_add_ps)
-KERNELS(sum_avx2, "avx2", __m256, 8, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_stream_ps, _mm256_add_ps)
-KERNELS(sum_avx512, "avx512f", __m512, 16, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_stream_ps, _mm512_add_ps)
+	return false;
+}
 
 static __attribute__((target("avx2"))) void copy_stream(char *destination, const char *source, size_t bytes)
 {
@@ -99,52 +32,67 @@ static __attribute__((target("avx2"))) void copy_stream(char *destination, const
 	memcpy(destination + i, source + i, bytes - i);
 	_mm_sfence();
 }
-
-static bool can_stream(void)
-{
-	return __builtin_cpu_supports("avx2");
-}
-
-reduce_sum_f32_function *reduce_sum_f32(enum reduce_isa isa)
-{
-	switch (isa) {
-	case REDUCE_PLAIN: return sum_plain;
-	case REDUCE_SSE2: return __builtin_cpu_supports("sse2") ? sum_sse2 : NULL;
-	case REDUCE_AVX2: return __builtin_cpu_supports("avx2") ? sum_avx2 : NULL;
-	case REDUCE_AVX512: return __builtin_cpu_supports("avx512f") ? sum_avx512 : NULL;
-	}
-	return NULL;
-}
 #else
-static bool can_stream(void)
+static bool machine_has(enum reduce_isa isa)
 {
-	return false;
+	return isa == REDUCE_PLAIN;
 }
 
 static void copy_stream(char *destination, const char *source, size_t bytes)
 {
 	memcpy(destination, source, bytes);
 }
-
-reduce_sum_f32_function *reduce_sum_f32(enum reduce_isa isa)
-{
-	return isa == REDUCE_PLAIN ? sum_plain : NULL;
-}
 #endif
 
-reduce_sum_f32_function *reduce_sum_f32_best(void)
+reduce_function *reduce_kernel(enum reduce_isa isa, enum comm_type type, enum comm_op op)
 {
-	for (int isa = REDUCE_AVX512; isa > REDUCE_PLAIN; isa--) {
-		reduce_sum_f32_function *function = reduce_sum_f32((enum reduce_isa)isa);
-		if (function)
-			return function;
+	static reduce_table *const tables[REDUCE_ISAS] = {&reduce_plain, &reduce_sse2, &reduce_avx2, &reduce_avx512};
+	return machine_has(isa) ? (*tables[isa])[type][op] : NULL;
+}
+
+reduce_function *reduce_kernel_best(enum comm_type type, enum comm_op op)
+{
+	reduce_function *kernel = NULL;
+	for (int isa = REDUCE_ISAS - 1; !kernel; isa--)
+		kernel = reduce_kernel((enum reduce_isa)isa, type, op);
+	return kernel;
+}
+
+void reduce_run(reduce_function *kernel, const struct reduce_call *call)
+{
+	bool grows = false;
+	for (unsigned s = 0; s < call->source_count; s++)
+		grows |= call->wide_result && call->sources[s] == call->destination && !(call->wide_sources >> s & 1);
+	if (!grows) {
+		kernel(call);
+		return;
 	}
-	return sum_plain;
+	/* Backwards: what is stored covers only elements that were read.  Within a piece they are read first, into a copy. */
+	enum { PIECE = PIECE_BYTES / sizeof(uint16_t) };
+	uint16_t copy[PIECE];
+	struct reduce_call part = *call;
+	for (size_t left = call->count; left;) {
+		part.count = left % PIECE ? left % PIECE : PIECE;
+		left -= part.count;
+		part.destination = (float *)call->destination + left;
+		part.keep = call->keep ? (float *)call->keep + left : NULL;
+		for (unsigned s = 0; s < call->source_count; s++) {
+			if (call->wide_sources >> s & 1)
+				part.sources[s] = (const float *)call->sources[s] + left;
+			else
+				part.sources[s] = (const uint16_t *)call->sources[s] + left;
+			if (call->sources[s] == call->destination && !(call->wide_sources >> s & 1)) {
+				memcpy(copy, part.sources[s], part.count * sizeof *copy);
+				part.sources[s] = copy;
+			}
+		}
+		kernel(&part);
+	}
 }
 
 void reduce_copy(void *destination, void *keep, const void *source, size_t bytes, bool stream)
 {
-	stream = stream && bytes >= 4096 && can_stream();
+	stream = stream && bytes >= 4096 && machine_has(REDUCE_AVX2);
 	if (!keep) {
 		if (stream)
 			copy_stream(destination, source, bytes);
@@ -153,9 +101,8 @@ void reduce_copy(void *destination, void *keep, const void *source, size_t bytes
 		return;
 	}
 	/* The second copy of each piece reads the first-level cache. */
-	const size_t piece = PIECE_ELEMENTS * sizeof(float);
-	for (size_t at = 0; at < bytes; at += piece) {
-		size_t n = bytes - at < piece ? bytes - at : piece;
+	for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+		size_t n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
 		memcpy((char *)destination + at, (const char *)source + at, n);
 		if (stream)
 			copy_stream((char *)keep + at, (const char *)source + at, n);
@@ -166,6 +113,6 @@ void reduce_copy(void *destination, void *keep, const void *source, size_t bytes
 
 const char *reduce_isa_name(enum reduce_isa isa)
 {
-	static const char *const names[] = {"plain", "sse2", "avx2", "avx512"};
+	static const char *const names[REDUCE_ISAS] = {"plain", "sse2", "avx2", "avx512"};
 	return names[isa];
 }

@@ -1,4 +1,7 @@
-/* Reduction and copy kernels: one per instruction set, chosen at run time, all with the bits of the plain C loop. */
+/*
+ * Reduction and copy kernels: for each type and operation one per instruction set, chosen at run time, all with the bits of the plain C loop
+ * (which NaN a sum or average of NaNs is excepted).  What the operations mean stands in comm.h.
+ */
 #ifndef SYNCTRAIN_LIBCOMM_REDUCE_H
 #define SYNCTRAIN_LIBCOMM_REDUCE_H
 
@@ -6,23 +9,40 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "comm.h"
 #include "plan.h"
 
 enum reduce_isa { REDUCE_PLAIN, REDUCE_SSE2, REDUCE_AVX2, REDUCE_AVX512 };
+#define REDUCE_ISAS 4
 
 /*
- * destination[i] = keep[i] = ((sources[0][i] + sources[1][i]) + ...), i < count, source_count 1..PLAN_MAX_SOURCES.
- * keep may be NULL.  destination or keep may be one of the sources, else nothing overlaps.  stream: destination (keep, when that is
- * given) will not be read soon: it is written past the caches where it pays, with a store fence at the end.  All are f32, naturally aligned.
+ * destination[i] = keep[i] = (sources[0][i] op sources[1][i]) op ..., i < count; avg: the sum, divided by `ranks`.
+ *
+ * Operands are naturally aligned arrays of the type; those of f16 and bf16 may be wide instead, which is f32: partial sums.  They are
+ * added in f32, and a result that is not wide is rounded once.
  */
-typedef void reduce_sum_f32_function(float *destination, float *keep, const float *const *sources, unsigned source_count, size_t count,
-				     bool stream);
+struct reduce_call {
+	void *destination;
+	void *keep;                            /* may be NULL; destination or keep may be a source, else nothing overlaps */
+	const void *sources[PLAN_MAX_SOURCES];
+	unsigned source_count;                 /* 1..PLAN_MAX_SOURCES */
+	unsigned wide_sources;                 /* bit s: source s is wide */
+	bool wide_result;                      /* destination and keep are */
+	bool stream;                           /* the result (keep, when given) will not be read soon: written past the caches where it pays */
+	uint32_t ranks;                        /* avg: >= 1 */
+	size_t count;                          /* elements */
+};
+typedef void reduce_function(const struct reduce_call *call);
 
-/* The kernel of an instruction set; NULL when this machine lacks it. */
-reduce_sum_f32_function *reduce_sum_f32(enum reduce_isa isa);
+/* The kernel of an instruction set; NULL when it has none for this or the machine lacks the set. */
+reduce_function *reduce_kernel(enum reduce_isa isa, enum comm_type type, enum comm_op op);
 
-/* The best kernel of this machine. */
-reduce_sum_f32_function *reduce_sum_f32_best(void);
+/* The best kernel of this machine; never NULL. */
+reduce_function *reduce_kernel_best(enum comm_type type, enum comm_op op);
+
+/* Runs a kernel.  Here a wide destination may also start where a source that is not wide does (a kernel called directly would overwrite what
+ * it has still to read). */
+void reduce_run(reduce_function *kernel, const struct reduce_call *call);
 
 /* destination = keep = source, bytes of any type and alignment; keep may be NULL; stream as above. */
 void reduce_copy(void *destination, void *keep, const void *source, size_t bytes, bool stream);

@@ -11,14 +11,16 @@
 void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT])
 {
 	const char *name = plan_collective_name((enum plan_collective)signature->collective);
-	const char *type = signature->type == COMM_F32 ? "f32" : signature->type == COMM_U8 ? "u8" : "elements of an unknown type";
+	const char *type = comm_type_name((enum comm_type)signature->type);
+	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER;
 	if (signature->collective == PLAN_BARRIER)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64, name, signature->sequence);
 	else if (signature->collective == PLAN_BROADCAST)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s from rank %" PRIu32, name, signature->sequence,
 			 signature->count, type, signature->root);
 	else
-		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s", name, signature->sequence, signature->count, type);
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s%s%s", name, signature->sequence, signature->count, type,
+			 reduces ? ", " : "", reduces ? comm_op_name((enum comm_op)signature->op) : "");
 }
 
 enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...)

@@ -27,7 +27,7 @@ struct transport_signature {
 	uint8_t reserved;   /* 0 */
 };
 
-/* Writes e.g. "allreduce 12 of 4194304 f32" or "broadcast 3 of 10 u8 from rank 2". */
+/* Writes e.g. "allreduce 12 of 4194304 f32, sum" or "broadcast 3 of 10 u8 from rank 2". */
 #define TRANSPORT_SIGNATURE_TEXT 96
 void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT]);
 

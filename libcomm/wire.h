@@ -45,7 +45,8 @@ struct wire_record {
 	uint8_t ipv4[4], ipv6[16];
 	uint16_t port4, port6; /* 0: does not listen on that family */
 	uint8_t loopback;      /* 1: the chosen interface is the loopback interface */
-	uint8_t zero[3];
+	uint8_t accumulate_hint; /* rank 0's is the job's */
+	uint8_t zero[2];
 	uint32_t chunk_bytes_hint, slots_hint; /* rank 0's are the job's, as are the two below */
 	uint32_t heartbeat_ms, stall_timeout_ms;
 	uint8_t secret[WIRE_SECRET_BYTES]; /* rank 0's is the job's; zero in the others */

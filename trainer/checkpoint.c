@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/digest.h"
 #include "common/io.h"
 #include "common/log.h"
@@ -19,7 +22,9 @@
 #define PATH_BYTES 4096
 #define PREFIX "step-"
 #define TEMPORARY "tmp." /* in front of the name of a directory that is being written or removed */
+#define OLD "old."
 #define MOST_FILES 4096
+#define LOCK_PATIENCE_MS 5000
 #define MOST_MANIFEST_BYTES ((size_t)16 << 20)
 #define LARGEST ((uint64_t)1 << 62)
 
@@ -88,12 +93,23 @@ static enum st_status retire(const char *directory, const char *name)
 	char path[PATH_BYTES], old_name[64], old_path[PATH_BYTES];
 
 	ST_TRY(join(path, directory, name));
-	snprintf(old_name, sizeof old_name, TEMPORARY "old.%.40s", name);
+	snprintf(old_name, sizeof old_name, TEMPORARY OLD "%.40s", name);
 	ST_TRY(join(old_path, directory, old_name));
 	ST_TRY(remove_directory(old_path));
 	if (rename(path, old_path) < 0)
 		return errno == ENOENT ? ST_OK : st_fail_errno("%s: can't rename to %s", path, old_path);
 	return remove_directory(old_path);
+}
+
+/* "tmp.step-00000200" or "tmp.old.step-00000200". Whatever else is called tmp.something is somebody else's. */
+static int is_leftover(const char *name)
+{
+	uint64_t step;
+
+	if (strncmp(name, TEMPORARY, strlen(TEMPORARY)))
+		return 0;
+	name += strlen(TEMPORARY);
+	return step_of_name(strncmp(name, OLD, strlen(OLD)) ? name : name + strlen(OLD), &step);
 }
 
 /* What a run that was killed while it wrote left behind. */
@@ -107,7 +123,7 @@ static enum st_status remove_leftovers(const char *directory)
 		return st_fail_errno("%s: can't list", directory);
 	for (int i = 0; i < found; i++) {
 		char path[PATH_BYTES];
-		if (status == ST_OK && !strncmp(entries[i]->d_name, TEMPORARY, strlen(TEMPORARY))) {
+		if (status == ST_OK && is_leftover(entries[i]->d_name)) {
 			status = join(path, directory, entries[i]->d_name);
 			if (status == ST_OK)
 				status = remove_directory(path);
@@ -253,6 +269,40 @@ static enum st_status write_contents(const char *directory, const struct train_p
 	if (status == ST_OK)
 		status = st_sync_directory(directory);
 	return status;
+}
+
+enum st_status train_checkpoint_lock(const char *directory, int *fd)
+{
+	/* The run before may have been killed a moment ago and still be on its way out. */
+	struct st_deadline patience = st_deadline_in_ms(LOCK_PATIENCE_MS);
+	struct timespec pause = {.tv_nsec = 20 * ST_NS_PER_MS};
+	int opened;
+
+	*fd = -1;
+	/* Now, and not after hours of training. */
+	ST_TRY(st_make_directories(directory, 0777));
+	if (access(directory, W_OK | X_OK) < 0)
+		return st_fail_errno("checkpoint.directory: %s: can't write in it", directory);
+	opened = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (opened < 0)
+		return st_fail_errno("checkpoint.directory: %s: can't open", directory);
+	while (flock(opened, LOCK_EX | LOCK_NB) < 0) {
+		if (errno == EINTR)
+			continue;
+		/* Some network file systems lock no directories. */
+		if (errno != EWOULDBLOCK) {
+			close(opened);
+			return ST_OK;
+		}
+		if (st_deadline_expired(&patience)) {
+			close(opened);
+			return st_fail(ST_ERR_UNAVAILABLE, "checkpoint.directory: seen %s, which another run is using, expected a directory for "
+				       "this run alone", directory);
+		}
+		nanosleep(&pause, NULL);
+	}
+	*fd = opened;
+	return ST_OK;
 }
 
 /* Newest first. *names is malloc'ed, and each of it. A directory that does not exist holds none. */

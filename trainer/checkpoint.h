@@ -57,6 +57,14 @@ struct train_buffers {
 enum st_status train_checkpoint_path(const char *directory, uint64_t step, char path[4096]);
 
 /*
+ * Makes the directory, sees that it can be written, and keeps it for this run until *fd is closed: of two runs that write in one
+ * directory each would take the other's half-written checkpoint for what a dead run has left.  ST_ERR_UNAVAILABLE when another run has
+ * kept it for 5 s; ST_ERR_USAGE, ST_ERR_PERMISSION, ... when it can't be had.  *fd is -1 where the file system can't lock directories
+ * (NFS): nothing is proven then.  Blocks for up to 5 s.
+ */
+enum st_status train_checkpoint_lock(const char *directory, int *fd);
+
+/*
  * Writes one checkpoint, then removes older ones beyond the KEEP newest.  config_json: the run's configuration, stored as it is.
  * path: the checkpoint's directory.  On failure nothing has changed but for a temporary directory that the next write removes.
  * Called by one rank of one run: nobody else writes in DIRECTORY.

@@ -45,9 +45,9 @@ static enum st_status open_texts(struct text *text, char *const *paths)
 		struct source *source = &text->sources[i];
 		struct stat info;
 		source->path = paths[i];
-		source->fd = open(paths[i], O_RDONLY | O_CLOEXEC);
+		source->fd = open(paths[i], O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes must not hold us */
 		if (source->fd < 0)
-			return st_fail_errno("%s: can't open", paths[i]);
+			return st_fail_input(paths[i], "can't open");
 		if (fstat(source->fd, &info) < 0)
 			return st_fail_errno("%s: can't stat", paths[i]);
 		if (!S_ISREG(info.st_mode))

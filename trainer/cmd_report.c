@@ -122,10 +122,6 @@ int cmd_report(int argc, char **argv)
 	}
 	const char *directory = argv[optind];
 	status = train_records_load(directory, &set);
-	if (status == ST_ERR_UNAVAILABLE) {
-		st_command_failed("report", status);
-		return EX_NOINPUT;
-	}
 	if (status != ST_OK)
 		return st_command_failed("report", status);
 	status = train_report_make(&set, &wanted, &report);

@@ -163,7 +163,7 @@ static const struct {
 	{"checkpoint.every", "steps between checkpoints; 0: only at the end and before an early stop"},
 	{"checkpoint.keep", "how many to keep; older ones go after the new one is complete"},
 	{"checkpoint.resume", "auto: if there is one; never: refuse if there is one; must: refuse if there is none"},
-	{"checkpoint.on_failure", "stop: exit 1 when one can't be written; continue: one line, and train on"},
+	{"checkpoint.on_failure", "stop: exit 1 when one can't be written; continue: one line, and train on (not after the last step)"},
 	{"hash_every", "steps between comparisons of all replicas by hash; 0: only at the end and before checkpoints"},
 	{"skip_limit", "steps in a row with a non-finite gradient, each skipped by all ranks, after which the run stops"},
 	{"time_limit.seconds", "stop with a checkpoint and exit 75 after this long; 0: only SLURM_JOB_END_TIME counts"},

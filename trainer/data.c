@@ -148,7 +148,7 @@ static enum st_status find_shards(struct train_dataset *dataset)
 	int found = scandir(dataset->directory, &entries, NULL, alphasort);
 
 	if (found < 0)
-		return st_fail_errno("%s: can't list", dataset->directory);
+		return st_fail_input(dataset->directory, "can't list");
 	for (int i = 0; i < found; i++) {
 		if (status == ST_OK && !fnmatch("*_train*.bin", entries[i]->d_name, 0))
 			status = add_shard(dataset, TRAIN_SPLIT_TRAINING, entries[i]->d_name, "", UINT64_MAX);

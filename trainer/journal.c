@@ -1,10 +1,12 @@
 #include "journal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/log.h"
 
@@ -13,8 +15,11 @@ void train_journal_open(struct train_journal *journal, int speaks, const char *f
 	*journal = (struct train_journal){.speaks = speaks};
 	if (!speaks || !file)
 		return;
-	journal->file = fopen(file, "ae");
 	journal->path = strdup(file);
+	/* A pipe that nobody reads yet is refused: opening it would hold the run for ever, against signals too. */
+	int fd = open(file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+	if (fd >= 0 && (fcntl(fd, F_SETFL, O_APPEND) < 0 || !(journal->file = fdopen(fd, "a"))))
+		close(fd);
 	if (!journal->file)
 		st_log(ST_LOG_WARN, "log.file %s: can't open: %s; the run goes on without it", file, strerror(errno));
 }

@@ -240,7 +240,7 @@ static enum st_status take_step(struct train_run *run, struct train_tally *tally
 		ST_TRY(train_run_evaluate(run));
 	train_meter_phase(&run->meter, TRAIN_PHASE_CHECKPOINT);
 	if (due(c->checkpoint.every, step))
-		ST_TRY(train_run_save(run));
+		ST_TRY(train_run_save(run, step == (uint64_t)c->steps));
 	return ST_OK;
 }
 
@@ -259,7 +259,7 @@ static enum st_status stop_early(struct train_run *run, const struct train_tally
 	char reason[64];
 
 	ST_TRY(train_run_compare(run));
-	ST_TRY(train_run_save(run));
+	ST_TRY(train_run_save(run, true));
 	run->agreed = true;
 	bool saved = run->saved && run->saved_at == run->progress.step;
 	return st_fail(ST_ERR_INTERRUPTED, "stopped by %s at rank %u after step %llu: %s%s", train_stop_name(tally->stop, reason),
@@ -316,7 +316,7 @@ enum st_status train_loop(struct train_run *run)
 	}
 
 	ST_TRY(train_run_compare(run));
-	ST_TRY(train_run_save(run));
+	ST_TRY(train_run_save(run, true));
 	train_journal_say(&run->journal, "replicas identical: hash %s (%u %s)", run->hash, run->size, run->size == 1 ? "rank" : "ranks");
 	ST_TRY(say_traffic(run));
 	if (*run->report)

@@ -104,7 +104,7 @@ struct train_record_set {
 /*
  * Loads every steps-*.rec of a directory; what is truncated, foreign or impossible is counted in damaged and said in notes, and
  * the rest is used.  Memory: the records, 28 bytes for each while sorting, and at most 64 MiB of host names.
- * ST_ERR_UNAVAILABLE: no such directory. ST_ERR_PERMISSION, ST_ERR_SYSTEM, ST_ERR_NOMEM. A directory without records: ST_OK, count 0.
+ * ST_ERR_NOINPUT: no such directory. ST_ERR_PERMISSION, ST_ERR_SYSTEM, ST_ERR_NOMEM. A directory without records: ST_OK, count 0.
  */
 enum st_status train_records_load(const char *directory, struct train_record_set *set);
 void train_records_free(struct train_record_set *set);

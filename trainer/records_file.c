@@ -461,7 +461,7 @@ static enum st_status read_directory(struct reader *reader, const char *path)
 	struct dirent *entry;
 
 	if (!directory && (errno == ENOENT || errno == ENOTDIR))
-		return st_fail(ST_ERR_UNAVAILABLE, "%s: no such directory", path);
+		return st_fail(ST_ERR_NOINPUT, "%s: no such directory", path);
 	if (!directory)
 		return st_fail_errno("%s: can't open directory", path);
 	while (errno = 0, status == ST_OK && (entry = readdir(directory))) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/digest.h"
@@ -199,6 +200,8 @@ static enum st_status resume(struct train_run *run)
 
 	if (run->config->checkpoint.directory) {
 		if (run->rank == 0)
+			status = train_checkpoint_lock(run->config->checkpoint.directory, &run->checkpoint_lock);
+		if (run->rank == 0 && status == ST_OK)
 			status = find_checkpoint(run, &point);
 		ST_TRY(train_agree_with_first(run->comm, status, &run->agreed));
 		ST_TRY(comm_decide(run->comm, &point, sizeof point));
@@ -284,7 +287,8 @@ enum st_status train_run_open(struct comm *comm, const struct train_config *conf
 	uint8_t digest[ST_SHA256_BYTES] = {0};
 	enum st_status status;
 
-	*run = (struct train_run){.config = config, .config_name = config_name, .comm = comm, .compared_at = UINT64_MAX};
+	*run = (struct train_run){.config = config, .config_name = config_name, .comm = comm, .compared_at = UINT64_MAX,
+				  .checkpoint_lock = -1};
 	run->rank = comm_rank(comm);
 	run->size = comm_size(comm);
 	train_meter_open(&run->meter, run->rank);
@@ -335,6 +339,8 @@ void train_run_close(struct train_run *run)
 	free(run->targets);
 	free(run->inputs);
 	free(run->config_json);
+	if (run->checkpoint_lock >= 0)
+		close(run->checkpoint_lock);
 }
 
 enum st_status train_run_compare(struct train_run *run)
@@ -350,7 +356,7 @@ enum st_status train_run_compare(struct train_run *run)
 	return ST_OK;
 }
 
-enum st_status train_run_save(struct train_run *run)
+enum st_status train_run_save(struct train_run *run, bool last)
 {
 	const struct train_config *c = run->config;
 	enum st_status status = ST_OK;
@@ -376,7 +382,7 @@ enum st_status train_run_save(struct train_run *run)
 	char why[800];
 	snprintf(why, sizeof why, "%s", st_message());
 	const char *before = run->saved ? "the one before it is intact" : "there is none before it";
-	if (c->checkpoint.on_failure == TRAIN_ON_FAILURE_CONTINUE) {
+	if (c->checkpoint.on_failure == TRAIN_ON_FAILURE_CONTINUE && !last) {
 		run->agreed = false;
 		if (run->rank == 0)
 			st_log(ST_LOG_WARN, "no checkpoint after step %llu: %s; %s; training goes on", (unsigned long long)run->progress.step, why,

@@ -58,6 +58,7 @@ struct train_run {
 	bool saved;                     /* a checkpoint was written or read; */
 	uint64_t saved_at;              /* after this step, */
 	char saved_path[4096];          /* here */
+	int checkpoint_lock;            /* rank 0 keeps the directory; -1: not */
 
 	struct train_journal journal;
 	struct train_records *records;  /* NULL: no report */
@@ -75,8 +76,9 @@ void train_run_close(struct train_run *run);
 /* Compares the replicas (once a step) and returns ST_ERR_DIVERGED, agreed, when they differ. Collective. */
 enum st_status train_run_compare(struct train_run *run);
 
-/* Compares the replicas and writes a checkpoint of where the run stands (once a step). Collective. */
-enum st_status train_run_save(struct train_run *run);
+/* Compares the replicas and writes a checkpoint of where the run stands (once a step). LAST: nothing comes after it, so that the run has
+ * failed without it, whatever checkpoint.on_failure is. Collective. */
+enum st_status train_run_save(struct train_run *run, bool last);
 
 /* evaluate.c: prints the mean loss over the fixed validation batches, the same bits whatever the number of ranks. Collective. */
 enum st_status train_run_evaluate(struct train_run *run);

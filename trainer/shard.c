@@ -41,7 +41,7 @@ enum st_status train_shard_open(const char *path, int *fd, uint64_t *tokens)
 	int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
 	if (opened < 0)
-		return st_fail_errno("%s: can't open", path);
+		return st_fail_input(path, "can't open");
 	enum st_status status = check_header(opened, path, tokens);
 	if (status == ST_OK)
 		*fd = opened;

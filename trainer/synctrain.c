@@ -1,7 +1,10 @@
 /* `synctrain COMMAND ...`: finds the command and runs it. */
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
+#include <unistd.h>
 
 #include "common/command.h"
 #include "common/version.h"
@@ -24,8 +27,25 @@ static void usage(FILE *out)
 	fputs("\n`synctrain COMMAND --help` tells more. `synctrain --version` prints the version.\n", out);
 }
 
+/* A caller may have closed descriptors 0 to 2. Then the next file or socket would get that number, and lines of text would be written into
+ * a checkpoint or to another rank. False: there is no /dev/null either. */
+static bool fill_standard_descriptors(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd < 0)
+		return fcntl(STDIN_FILENO, F_GETFD) >= 0 && fcntl(STDOUT_FILENO, F_GETFD) >= 0 && fcntl(STDERR_FILENO, F_GETFD) >= 0;
+	close(fd);
+	return true;
+}
+
 int main(int argc, char **argv)
 {
+	if (!fill_standard_descriptors())
+		return EX_OSERR;
 	if (argc < 2) {
 		usage(stderr);
 		return EX_USAGE;

@@ -6,10 +6,6 @@ cluster_start
 ranks=/mnt/tree/build/tests/test_control_ranks
 [ -x "$TREE/build/tests/test_control_ranks" ] || fail "build/tests/test_control_ranks is not built: make unit-tests"
 
-# Slurm 22.05's stepds now and then reject each other's first direct PMIx connection ("Munge decode failed: Unauthorized
-# credential", while one of them has the user's ids to launch tasks): the fence then never ends.  About one run in 15 here.
-as_user() { "$CLUSTER" run -u "$ACCOUNT" "$STATE" -- env SLURM_PMIX_DIRECT_CONN=false "$@"; }
-
 count() { grep -c -- "$1" <<< "$output"; }                  # REGEX: lines of $output that match
 
 # ---- they meet -------------------------------------------------------------------------------------------------------

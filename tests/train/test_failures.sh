@@ -16,7 +16,7 @@ exits 78 train 2 data.directory=data model.context=20000
 says 'data.directory: seen [0-9]+ training sequences of model.context = 20000 in data, expected at least batch.global = 16'
 exits 78 train 2 model.vocabulary=255
 says 'model.vocabulary: seen 255, expected at least 256 as in data.directory data'
-exits 69 train 2 data.directory=nowhere
+exits 66 train 2 data.directory=nowhere
 says 'nowhere: can.t list: No such file or directory'
 lines 1 'synctrain\( train\)\?:'
 exits 64 train 2 --fast
@@ -64,8 +64,10 @@ exits 1 train 2 steps=20 checkpoint.directory=run
 says 'no checkpoint after step 20: run/tmp.step-00000020/[a-z]*.safetensors: can.t write: No space left on device; the one before it is intact'
 lines 1 'no checkpoint'
 [ "$(ls run)" = step-00000010 ] || { ls run; fail "half a checkpoint was left"; }
-well train 2 steps=20 checkpoint.directory=run checkpoint.on_failure=continue
+# Going on ends with the last step: a run whose result is lost has failed.
+exits 1 train 2 steps=25 checkpoint.every=20 checkpoint.directory=run checkpoint.on_failure=continue
 says 'no checkpoint after step 20: .*training goes on'
+says 'no checkpoint after step 25: .*the one before it is intact'
 exits 0 train 2 steps=10 checkpoint.directory=run checkpoint.resume=must
 END
 { declare -p nodes && declare -f fail ranks train well exits says lines; } >functions.sh
@@ -75,6 +77,33 @@ if unshare -rm true 2>/dev/null; then
 else
 	echo "(no name spaces here: the full disk was left out)"
 fi
+
+# Where no checkpoint could be written is said at the start, not after the training.
+exits 64 train 2 checkpoint.directory=tiny.json
+says 'tiny.json: exists and is not a directory'
+[ "$(grep -c 'step 10/20' out)" = 0 ] || { cat out; fail "it trained first"; }
+lines 1 'synctrain\( train\)\?:'
+
+# A second run in the directory of one that is going on is refused, and the first does not notice.
+rm -rf shared
+ranks 2 synctrain train tiny.json steps=400 checkpoint.directory=shared checkpoint.every=1 debug.delay.rank=0 debug.delay.milliseconds=20 \
+	>first 2>&1 &
+job=$!
+for _ in $(seq 300); do
+	ls shared/step-* >/dev/null 2>&1 && break
+	sleep 0.1
+done
+exits 69 train 2 steps=400 checkpoint.directory=shared checkpoint.every=1
+says 'checkpoint.directory: seen shared, which another run is using'
+lines 1 'another run is using'
+wait $job || { cat first; fail "the first run failed"; }
+# Nobody uses it any more.
+well train 2 steps=401 checkpoint.directory=shared
+
+# A log that is a pipe without a reader does not hold the run up.
+mkfifo pipe
+timeout -k 1 30 synctrain run -n 2 --no-prefix synctrain train tiny.json steps=2 log.file=pipe >out 2>&1 || { cat out; fail "held up"; }
+says "log.file pipe: can't open: .*the run goes on without it"
 
 # A log that can't be written does not stop the run.
 well train 2 log.file=/dev/full

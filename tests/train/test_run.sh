@@ -1,6 +1,7 @@
 #!/bin/bash
 # `synctrain run`: output, environment, exit codes, signals, and that nothing is left however it ends.
 set -u
+command -v synctrain >/dev/null || { echo "synctrain is not in PATH: make, then PATH=build/bin:\$PATH"; exit 1; }
 tmp=$(mktemp -d /tmp/synctrain-test-run-XXXXXX) || exit 1
 export TMPDIR=$tmp/session
 mkdir "$TMPDIR"
@@ -35,6 +36,13 @@ run -n 2 sh -c 'read line && echo got || echo none'
 check "no input" "[0] none [1] none" "$(sort "$tmp/out" | xargs)"
 { timeout 60 synctrain run -n 2 sh -c 'seq 50000'; echo "code $?" >"$tmp/code"; } 2>/dev/null | head -n 1 >/dev/null
 check "a reader that leaves harms no rank" "code 0" "$(cat "$tmp/code")"
+for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
+	code=0
+	eval "timeout 20 synctrain run -n 2 sh -c 'echo out; echo err >&2; : >\"\$TMPDIR/ran\$RANK\"' $closed" >/dev/null 2>&1 || code=$?
+	check "with $closed: exit code" 0 $code
+	check "with $closed: the ranks ran" "ran0 ran1" "$(ls "$TMPDIR" | xargs)"
+	rm -f "$TMPDIR"/ran?
+done
 
 # ---- environment -----------------------------------------------------------------------------------------------------
 run -n 5 --nodes 2 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE'

@@ -191,9 +191,13 @@ static void damaged_ones_are_skipped(void)
 	CHECK(rename(temporary_path("run/step-00000200"), temporary_path("run/step-00000300")) == 0 && newest() == 100);
 	CHECK(mkdir(temporary_path("run/tmp.step-00000400"), 0700) == 0 && mkdir(temporary_path("run/step-00000500"), 0700) == 0);
 	CHECK(mkdir(temporary_path("run/step-600"), 0700) == 0 && mkdir(temporary_path("run/step-0000070x"), 0700) == 0 && newest() == 100);
-	/* The next write removes what was half-written. */
+	/* The next write removes what was half-written, and nothing of anybody else's. */
+	CHECK(mkdir(temporary_path("run/tmp.old.step-00000400"), 0700) == 0 && mkdir(temporary_path("run/tmp.notes"), 0700) == 0);
+	write_over("run/tmp.notes/one", "1", 1);
+	write_over("run/tmp.file", "2", 1);
 	CHECK_OK(save(150, 9));
-	CHECK(newest() == 150 && entries("tmp.") == 0);
+	CHECK(newest() == 150 && entries("tmp.") == 2);
+	CHECK(access(temporary_path("run/tmp.notes/one"), F_OK) == 0 && access(temporary_path("run/tmp.file"), F_OK) == 0);
 	/* Some, and none usable: never silently from the start. */
 	write_over("run/step-00000100/manifest.json", "", 0);
 	write_over("run/step-00000150/manifest.json", "{}", 2);
@@ -222,6 +226,28 @@ static void full_disks_leave_the_last_one(void)
 	CHECK(newest() == 200 && entries("") == 3);
 }
 
+static void one_run_has_the_directory(void)
+{
+	int first, second;
+
+	clear();
+	CHECK_OK(train_checkpoint_lock(temporary_path("run/new"), &first));
+	CHECK(first >= 0);
+	CHECK_FAILS(train_checkpoint_lock(temporary_path("run/new"), &second), ST_ERR_UNAVAILABLE, "which another run is using");
+	CHECK(second == -1);
+	close(first);
+	CHECK_OK(train_checkpoint_lock(temporary_path("run/new"), &second));
+	CHECK(second >= 0);
+	close(second);
+	write_over("run/file", "1", 1);
+	CHECK_FAILS(train_checkpoint_lock(temporary_path("run/file"), &first), ST_ERR_USAGE, "not a directory");
+	CHECK(first == -1);
+	if (geteuid() != 0) { /* root may write anywhere */
+		CHECK(mkdir(temporary_path("run/shut"), 0500) == 0);
+		CHECK_FAILS(train_checkpoint_lock(temporary_path("run/shut"), &first), ST_ERR_PERMISSION, "can't write in it");
+	}
+}
+
 int main(void)
 {
 	st_log_set_level(ST_LOG_ERROR); /* skipped checkpoints are said in warnings */
@@ -230,5 +256,6 @@ int main(void)
 	older_ones_go();
 	damaged_ones_are_skipped();
 	full_disks_leave_the_last_one();
+	one_run_has_the_directory();
 	return check_result();
 }

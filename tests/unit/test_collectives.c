@@ -283,12 +283,14 @@ static void bad_calls(struct job *job, uint32_t rank, struct comm *comm)
 {
 	float x[64] = {0};
 	struct comm_request *request = NULL;
-	CHECK(comm_allreduce(comm, x, x, 4, COMM_U8, COMM_SUM, &request) == ST_ERR_USAGE);
+	CHECK(comm_allreduce(comm, x, x, 4, COMM_F32, (enum comm_op)4, &request) == ST_ERR_USAGE);
+	CHECK(strstr(st_message(), "no operation 4 (have sum, avg, min, max)"));
 	CHECK(comm_allreduce(comm, x, x + 1, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
 	CHECK(comm_allreduce(comm, NULL, x, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
 	CHECK(comm_allreduce(comm, x, x, SIZE_MAX / 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
 	CHECK(comm_broadcast(comm, x, 4, COMM_F32, job->size, &request) == ST_ERR_USAGE);
 	CHECK(comm_broadcast(comm, x, 4, (enum comm_type)9, 0, &request) == ST_ERR_USAGE);
+	CHECK(strstr(st_message(), "no type 9 (have u8, f32"));
 	CHECK(comm_broadcast(comm, (char *)x + 1, 4, COMM_F32, 0, &request) == ST_ERR_USAGE);
 	CHECK(!request);
 	/* They did no harm. */
@@ -528,7 +530,7 @@ static void options_are_checked(void)
 		const char *name, *value;
 	} bad[] = {{"SYNCTRAIN_ALGORITHM", "nccl"},      {"SYNCTRAIN_TRANSPORT", "verbs"}, {"SYNCTRAIN_TRANSPORT", "shm+"},
 		   {"SYNCTRAIN_TIMEOUT_MS", "-1"},       {"SYNCTRAIN_TIMEOUT_MS", "1x"},   {"SYNCTRAIN_ARRIVAL_TIMEOUT_MS", "0"},
-		   {"SYNCTRAIN_CHUNK_BYTES", "1000000000000000000000"}};
+		   {"SYNCTRAIN_CHUNK_BYTES", "1000000000000000000000"}, {"SYNCTRAIN_ACCUMULATE", "f16"}};
 	struct comm_options options;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		setenv(bad[i].name, bad[i].value, 1);
@@ -539,6 +541,10 @@ static void options_are_checked(void)
 	setenv("SYNCTRAIN_TRANSPORT", "tcp+shm", 1);
 	setenv("SYNCTRAIN_CHUNK_BYTES", "4096", 1);
 	CHECK(comm_options_init(&options) == ST_OK && options.transports == 3 && options.chunk_bytes == 4096);
+	CHECK(options.accumulate == COMM_ACCUMULATE_F32);
+	setenv("SYNCTRAIN_ACCUMULATE", "wire", 1);
+	CHECK(comm_options_init(&options) == ST_OK && options.accumulate == COMM_ACCUMULATE_WIRE);
+	unsetenv("SYNCTRAIN_ACCUMULATE");
 	setenv("SYNCTRAIN_TRANSPORT", "tcp", 1);
 	CHECK(comm_options_init(&options) == ST_OK && options.transports == COMM_TRANSPORT_TCP);
 	unsetenv("SYNCTRAIN_TRANSPORT");

@@ -41,6 +41,13 @@ static void test_files(void)
 
 	CHECK_FAILS(st_file_read(path, 4, &data, &bytes), ST_ERR_DATA, "at most 4");
 	CHECK_FAILS(st_file_read(directory, 100, &data, &bytes), ST_ERR_DATA, "not a regular file");
+	char pipe_path[600];
+	snprintf(pipe_path, sizeof pipe_path, "%s/a/pipe", directory);
+	CHECK(mkfifo(pipe_path, 0600) == 0);
+	alarm(20); /* it would wait for a writer for ever */
+	CHECK_FAILS(st_file_read(pipe_path, 100, &data, &bytes), ST_ERR_DATA, "not a regular file");
+	alarm(0);
+	unlink(pipe_path);
 	CHECK_FAILS(st_make_directories(path, 0755), ST_ERR_USAGE, "not a directory");
 	int fd = open(path, O_RDONLY);
 	char buffer[8];

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -257,6 +258,64 @@ static void test_leaving_early(void)
 			if (r != victim)
 				CHECK(world->ranks[r].ended == ST_ERR_ABORTED && strstr(world->ranks[r].message, expected), "rank %u: %s", r,
 				      world->ranks[r].message);
+		end(world);
+	}
+}
+
+/* Ranks leave one after the other, the root and leaders first; the rest still hears of a death. */
+static bool leaves(uint32_t rank)
+{
+	return rank == 0 || rank == 1 || rank == 3 || rank == 5;
+}
+
+static void leave_then_die(struct rank *rank)
+{
+	if (leaves(rank->rank)) {
+		pthread_barrier_wait(&rank->world->barrier);
+		usleep(rank->rank * 30000);
+		control_close(rank->control);
+		note(rank, ST_OK);
+		return;
+	}
+	pthread_barrier_wait(&rank->world->barrier);
+	/* Until everybody has a neighbour again. */
+	struct st_deadline deadline = st_deadline_in_ms(30000);
+	bool apart = true, known = false;
+	while ((apart || !known) && !st_deadline_expired(&deadline)) {
+		usleep(20000);
+		known = control_has_left(rank->control, 0) && control_has_left(rank->control, 1) && control_has_left(rank->control, 3) &&
+			control_has_left(rank->control, 5);
+		pthread_mutex_lock(&rank->control->lock);
+		apart = true;
+		for (uint32_t r = 0; r < rank->world->size; r++)
+			apart = apart && (leaves(r) || !control_link_find(rank->control, r));
+		pthread_mutex_unlock(&rank->control->lock);
+	}
+	CHECK(!apart && known, "rank %u is cut off", rank->rank);
+	CHECK_OK(control_check(rank->control));
+	usleep(500000);
+	if (rank->rank == rank->world->victim)
+		crash(rank->control);
+	else
+		wait_for_abort(rank);
+	usleep(300000);
+	control_close(rank->control);
+}
+
+static void test_leavers_and_a_death(void)
+{
+	/* On 4 nodes: node 0 leaves whole (0, 1); nodes 1 and 2 lose a rank each. */
+	for (uint32_t victim = 2; victim < 8; victim++) {
+		if (leaves(victim))
+			continue;
+		struct world *world = launch(8, 4, false, &quick, victim, leave_then_die);
+		char expected[64];
+		snprintf(expected, sizeof expected, "rank %u on n%u died", victim, victim / 2);
+		run(world);
+		for (uint32_t r = 0; r < 8; r++)
+			if (!leaves(r) && r != victim)
+				CHECK(world->ranks[r].ended == ST_ERR_ABORTED && strstr(world->ranks[r].message, expected), "victim %u rank %u: %s", victim,
+				      r, world->ranks[r].message);
 		end(world);
 	}
 }
@@ -657,6 +716,28 @@ static void meet_strangers(struct rank *rank)
 			close(stranger);
 			sent++;
 		}
+		/* Another user's process on this machine does not even get a challenge on the Unix socket. */
+		if (geteuid() == 0) {
+			struct control_counters now;
+			pid_t child = fork();
+			if (child == 0) {
+				struct sockaddr_un name = {.sun_family = AF_UNIX};
+				struct wire_hello hello = {.magic = WIRE_MAGIC, .version = WIRE_VERSION, .kind = WIRE_HELLO, .purpose = WIRE_PURPOSE_TREE, .from = 1};
+				int other = socket(AF_UNIX, SOCK_STREAM, 0);
+				char byte;
+				memcpy(name.sun_path + 1, mine->unix_name, strlen(mine->unix_name));
+				if (setgid(65534) || setuid(65534) ||
+				    connect(other, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(mine->unix_name))))
+					_exit(2);
+				if (send(other, &hello, sizeof hello, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET)
+					_exit(3);
+				_exit(recv(other, &byte, 1, 0) > 0 ? 4 : 0);
+			}
+			int status = -1;
+			CHECK(waitpid(child, &status, 0) == child && status == 0, "another user's process ended with %x", status);
+			control_counters_read(control, &now);
+			sent += now.refused > before.refused ? 1 : 0;
+		}
 		/* Who guesses the proof. */
 		CHECK(open_as(control, wrong, 1, WIRE_PURPOSE_TREE, &fd) != ST_OK, "a wrong secret was accepted");
 		CHECK(open_as(control, wrong, 1, WIRE_PURPOSE_DATA, &fd) != ST_OK, "a wrong secret was accepted");
@@ -797,6 +878,7 @@ int main(int argc, char **argv)
 		     {"disagreement", test_disagreement},
 		     {"late", test_late},
 		     {"leaving_early", test_leaving_early},
+		     {"leavers_and_a_death", test_leavers_and_a_death},
 		     {"data_sockets", test_data_sockets},
 		     {"deaths", test_deaths},
 		     {"death_at_startup", test_death_at_startup},

@@ -46,7 +46,7 @@ static void shard_format(void)
 	CHECK_FAILS(train_shard_open(shard(20240520, 1, 2147483647, 1044), &fd, &count), ST_ERR_DATA, "= 4294968318");
 	CHECK_FAILS(train_shard_open(shard(20240520, 1, 0, 12), &fd, &count), ST_ERR_DATA, "size: seen 12 bytes");
 	CHECK_FAILS(train_shard_open(temporary_path(""), &fd, &count), ST_ERR_DATA, "not a regular file");
-	CHECK_FAILS(train_shard_open(temporary_path("none.bin"), &fd, &count), ST_ERR_UNAVAILABLE, "can't open");
+	CHECK_FAILS(train_shard_open(temporary_path("none.bin"), &fd, &count), ST_ERR_NOINPUT, "can't open");
 	CHECK_OK(train_shard_open(shard(20240520, 1, 0, 1024), &fd, &count));
 	CHECK(count == 0);
 	close(fd);

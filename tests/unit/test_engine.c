@@ -170,7 +170,7 @@ static void adds_up(struct rank *rank, struct engine *engine)
 			input[i] = (float)((i + (size_t)round) % 1000 * (rank->rank + 1));
 		if (round == 5 && rank->rank == 2)
 			usleep(60000); /* the others go to sleep */
-		CHECK(engine_submit(engine, bound, false, input, output, sizeof(float), signature, &request) == ST_OK);
+		CHECK(engine_submit(engine, bound, false, input, output, signature, &request) == ST_OK);
 		CHECK(engine_plan_users(bound) <= 1);
 		CHECK(engine_wait(engine, &request) == ST_OK && !request && engine_plan_users(bound) == 0);
 		for (size_t i = 0; i < ELEMENTS; i++)
@@ -200,7 +200,7 @@ static void run_plan(struct engine *engine, struct plan *plan, const float *inpu
 	struct comm_request *request;
 	struct transport_signature mine = {.count = plan->elements, .collective = (uint8_t)plan->collective, .type = COMM_F32};
 	CHECK(engine_bind(engine, plan, &bound) == ST_OK);
-	CHECK(engine_submit(engine, bound, true, input, output, sizeof(float), mine, &request) == ST_OK);
+	CHECK(engine_submit(engine, bound, true, input, output, mine, &request) == ST_OK);
 	CHECK(engine_wait(engine, &request) == ST_OK);
 }
 
@@ -266,14 +266,14 @@ static void the_one_who_is_gone_is_named(struct rank *rank, struct engine *engin
 	CHECK(engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
 	if (rank->rank == 0)
 		for (int i = 0; i < 3; i++)
-			CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], sizeof(float), signature, &requests[i]) == ST_OK);
+			CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[i]) == ST_OK);
 	if (rank->rank == 0) {
 		CHECK(engine_wait(engine, &requests[0]) == ST_ERR_ABORTED);
 		CHECK(strstr(st_message(), "is gone") && strstr(st_message(), "allreduce 1 of 100003 f32"));
 		CHECK(strstr(st_message(), "rank 1 on beta") || strstr(st_message(), "rank 2 on gamma"));
 		CHECK(engine_test(engine, &requests[2]) == ST_ERR_ABORTED && engine_wait(engine, &requests[1]) == ST_ERR_ABORTED);
 		CHECK(engine_progress(engine) == ST_ERR_ABORTED && engine_failure(engine) == ST_ERR_ABORTED);
-		CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], sizeof(float), signature, &requests[0]) == ST_ERR_ABORTED);
+		CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[0]) == ST_ERR_ABORTED);
 	}
 	engine_unbind(bound);
 }

@@ -59,6 +59,20 @@ int main(void)
 	CHECK_FAILS(st_json_override(keys, &s, "steps.x=9"), ST_ERR_CONFIG, "unknown key");
 	CHECK_FAILS(st_json_override(keys, &s, "steps=soon"), ST_ERR_CONFIG, "soon");
 	CHECK_FAILS(st_json_override(keys, &s, "steps=1.5"), ST_ERR_CONFIG, "an integer");
+	/* All of a value counts, not the number at its beginning. */
+	CHECK_FAILS(st_json_override(keys, &s, "rate=0,5"), ST_ERR_CONFIG, "0,5");
+	CHECK_FAILS(st_json_override(keys, &s, "steps=10abc"), ST_ERR_CONFIG, "10abc");
+	CHECK_FAILS(st_json_override(keys, &s, "steps=10 20"), ST_ERR_CONFIG, "10 20");
+	CHECK_FAILS(st_json_override(keys, &s, "flag=truely"), ST_ERR_CONFIG, "truely");
+	CHECK_FAILS(st_json_override(keys, &s, "steps="), ST_ERR_CONFIG, "steps");
+	CHECK_FAILS(st_json_override(keys, &s, "model={\"depth\":2}}"), ST_ERR_CONFIG, "model");
+	/* Text that could not be printed as JSON is refused before a run, not when its checkpoint is written. */
+	CHECK_FAILS(st_json_override(keys, &s, "name=\xff\xfe"), ST_ERR_CONFIG, "UTF-8");
+	CHECK_FAILS(st_json_override(keys, &s, "name=cut \xe2\x82"), ST_ERR_CONFIG, "UTF-8");
+	CHECK_FAILS(st_json_override(keys, &s, "name=\xed\xa0\x80"), ST_ERR_CONFIG, "UTF-8");
+	CHECK_FAILS(st_json_override(keys, &s, "name=\xc0\xaf"), ST_ERR_CONFIG, "UTF-8");
+	CHECK_OK(st_json_override(keys, &s, "name=d\xc3\xa9j\xc3\xa0 \xe2\x82\xac \xf0\x9f\x98\x80"));
+	CHECK_OK(st_json_override(keys, &s, "name=x=y"));
 	CHECK_FAILS(st_json_override(keys, &s, "steps"), ST_ERR_USAGE, "KEY=VALUE");
 	CHECK_FAILS(st_json_override(keys, &s, "=1"), ST_ERR_USAGE, "KEY=VALUE");
 
@@ -82,12 +96,17 @@ int main(void)
 	refused("{\"steps\":1,\"model\":3}", "model: seen 3", "an object");
 	refused("{\"steps\":1,\"name\":\"a\\u0007\"}", "name", "plain text");
 	refused("{\"steps\":1,\"name\":\"a\\u0000b\"}", "name", "NUL");
+	refused("{\"steps\":1,\"rate\":0.1,\"steps\":2}", "steps: seen twice", "once");
+	refused("{\"steps\":1,\"model\":{\"depth\":1},\"model\" : {\"depth\":1}}", "model: seen twice", "once");
+	refused("{\"model\":{\"depth\":1,\"depth\":2},\"steps\":1}", "depth: seen twice", "once");
+	CHECK_OK(st_json_parse("c.json", "{\"steps\":1,\"name\":\"\\\"steps\\\":{\"}", keys, &s));
+	st_json_free(keys, &s);
 	refused("{}", "steps: seen nothing", "required");
 	refused("{\"steps\":1", "not JSON", "line 1");
 	refused("{\"steps\":1,\n\"rate\":}", "not JSON", "line 2");
 	refused("[1]", "seen array", "an object");
 	refused("{\"steps\":1}x", "not JSON", "line 1");
 	refused("{\"steps\":1,\"rate\":NaN}", "rate", "");
-	CHECK_FAILS(st_json_load("/nonexistent/c.json", keys, &s), ST_ERR_UNAVAILABLE, "/nonexistent/c.json");
+	CHECK_FAILS(st_json_load("/nonexistent/c.json", keys, &s), ST_ERR_NOINPUT, "/nonexistent/c.json");
 	return check_result();
 }

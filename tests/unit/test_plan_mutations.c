@@ -35,6 +35,7 @@ static uint32_t draw(uint32_t n)
 
 struct value {
 	uint32_t what; /* block and chunk; GARBAGE */
+	bool partial;
 	uint8_t count[MAX_RANKS];
 };
 #define GARBAGE UINT32_MAX
@@ -53,6 +54,7 @@ struct data {
 struct message {
 	struct area from, to; /* from.values NULL: `data` is already it */
 	struct data data;
+	bool granted_partial;
 	int stage; /* 0 put, 1 source read, 2 target half written, 3 landed */
 };
 
@@ -117,14 +119,34 @@ static struct value add(struct value a, struct value b)
 
 static struct data combine(struct adversary_rank *rank, const struct plan_step *step, struct area *first)
 {
+	const struct plan *plan = rank->plan;
 	struct data sum = {0};
+	bool finishes = step->source_count > 1, partial = false;
 	for (unsigned s = 0; s < step->source_count; s++) {
 		struct area source = area(rank, step->sources + s);
+		const bool said = plan_affine_value(&plan->operands[step->sources + s].partial, rank->vars) > 0;
+		/* Bytes taken for what they are not. */
+		for (uint32_t i = 0; i < source.span; i++)
+			if (source.values[i].partial != said)
+				trouble = true;
+		partial |= said;
 		if (!s)
 			*first = source;
 		same_size(first, &source);
 		for (uint32_t i = 0; i < source.span && i < first->span; i++)
 			sum.values[i] = s ? add(sum.values[i], source.values[i]) : source.values[i];
+	}
+	finishes |= partial;
+	if (step->kind == PLAN_PUT && !step->keep)
+		partial |= step->source_count > 1;
+	else
+		partial = plan_affine_value(&plan->operands[step->destination].partial, rank->vars) > 0;
+	for (uint32_t i = 0; i < first->span; i++) {
+		sum.values[i].partial = partial;
+		/* An average divided too early would be divided again, or not be one. */
+		for (uint32_t r = 0; r < plan->size && finishes && !partial; r++)
+			if (sum.values[i].count[r] != 1)
+				trouble = true;
 	}
 	return sum;
 }
@@ -164,7 +186,7 @@ static void end_operation(struct adversary_rank *rank)
 			if (plan->compact_output && block != plan->rank)
 				continue;
 			const struct value *got = &rank->output[block * plan->chunks + chunk];
-			if (got->what != block * plan->chunks + chunk)
+			if (got->what != block * plan->chunks + chunk || got->partial)
 				trouble = true;
 			for (uint32_t r = 0; r < plan->size; r++) {
 				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
@@ -258,6 +280,7 @@ static bool advance(struct adversary_rank *rank)
 		message = &wire->messages[wire->grants++];
 		memset(message, 0, sizeof *message);
 		message->to = area(rank, step->destination);
+		message->granted_partial = plan_affine_value(&plan->operands[step->destination].partial, rank->vars) > 0;
 		break;
 	case PLAN_PUT:
 		if (wire->puts == wire->grants)
@@ -272,9 +295,12 @@ static bool advance(struct adversary_rank *rank)
 				same_size(&destination, &source);
 			}
 		} else {
-			source = message->from = area(rank, step->sources);
+			message->data = combine(rank, step, &source);
+			message->from = source;
 		}
 		same_size(&message->to, &source);
+		if (message->data.values[0].partial != message->granted_partial)
+			trouble = true;
 		break;
 	case PLAN_FLUSH:
 		/* As late as possible: sources are read one by one until few enough are left. */
@@ -380,12 +406,14 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 
 enum mutation {
 	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
-	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, MUTATIONS
+	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, PARTIAL_MORE,
+	PARTIAL_LESS, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
 	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span"};
+	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span",
+	"taken for a partial sum", "not taken for a partial sum"};
 
 static struct {
 	unsigned long refused, accepted;
@@ -541,6 +569,16 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		operand->span = operand->span > 1 ? operand->span - 1 : 2;
 		return true;
+	case PARTIAL_MORE:
+		if (!operand || operand->space == PLAN_INPUT)
+			return false;
+		operand->partial.base++;
+		return true;
+	case PARTIAL_LESS:
+		if (!operand || operand->space == PLAN_INPUT)
+			return false;
+		operand->partial.base--;
+		return true;
 	case MUTATIONS: break;
 	}
 	return false;
@@ -583,6 +621,7 @@ static uint64_t behaviour(const struct plan *plan)
 			else
 				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
 			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
+			hash += plan_affine_value(&operand->partial, rank.vars) > 0;
 			hash ^= hash >> 29;
 		}
 	}
@@ -604,15 +643,16 @@ struct algorithm {
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
 	unsigned collectives; /* mask of 1 << enum plan_collective */
 	uint32_t least_slots; /* broadcast: 1 */
+	bool wide;            /* may be */
 };
 static const struct algorithm algorithms[] = {
-	{plan_build_ring, ~0u, 2},
-	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1},
-	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1},
-	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2},
-	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2},
-	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2},
-	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1},
+	{plan_build_ring, ~0u, 2, true},
+	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1, false},
+	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, false},
+	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
+	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
+	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, false},
+	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, false},
 };
 
 static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
@@ -720,7 +760,7 @@ static void every_mutant(const struct algorithm *algorithm)
 							continue;
 						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
 									   .chunk_elements = 16, .in_place = variant & 1,
-									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2};
+									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2, .wide = algorithm->wide && (chunks + slots + size) % 2};
 						if (collective == PLAN_BROADCAST)
 							shape.elements = 16 * chunks;
 						else if (collective != PLAN_ALLREDUCE)
@@ -806,11 +846,58 @@ static void known_faults(void)
 
 	plan = mutant_of(sum, 0, 3);
 	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "a sum taken for an input", "is a partial sum and is read as something else");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
+	struct plan_step *again = &plan->steps[find(plan, PLAN_REDUCE, 1)];
+	struct plan_operand sum_so_far = plan->operands[again->sources], own = plan->operands[again->sources + 1];
+	sum_so_far.partial.base = 1;
+	again->source_count = 0;
+	CHECK(plan_add_source(plan, again, &sum_so_far) && plan_add_source(plan, again, &own));
 	must_refuse(4, "added twice", "exactly once");
 
 	plan = mutant_of(sum, 0, 3);
 	mutate(plan, DROP, find(plan, PLAN_REDUCE, 0), 0);
+	must_refuse(4, "an input taken for a sum", "is read as a partial sum and is none");
+
+	plan = mutant_of(sum, 0, 3);
+	plan->steps[find(plan, PLAN_REDUCE, 0)].source_count = 1;
 	must_refuse(4, "not added", "exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	mutate(plan, PARTIAL_LESS, find(plan, PLAN_READY, 1), 0);
+	must_refuse(4, "too little granted for a partial sum", "a partial sum is put where none is granted");
+
+	plan = mutant_of(sum, 1, 3);
+	mutate(plan, PARTIAL_MORE, find(plan, PLAN_READY, 0), 0);
+	must_refuse(4, "an input where a partial sum is granted", "a partial sum is granted and something else put");
+
+	plan = mutant_of(sum, 1, 3);
+	struct plan_step *early = &plan->steps[find(plan, PLAN_PUT, 1)];
+	early->keep = true;
+	struct plan_operand result = plan->operands[early->sources + 1];
+	result.space = PLAN_OUTPUT;
+	CHECK(plan_set_destination(plan, early, &result));
+	must_refuse(4, "rounded and divided too early", "is finished but does not hold every input exactly once");
+
+	plan = mutant_of(sum, 0, 3);
+	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
+	must_refuse(4, "a partial sum read from the output as a result", "is a partial sum and is read as something else");
+
+	struct plan_shape scatter = {.collective = PLAN_REDUCE_SCATTER, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
+	plan = mutant_of(scatter, 0, 3);
+	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
+	must_refuse(4, "a partial sum left in the output", "holds a partial sum");
+
+	scatter.wide = true;
+	plan = mutant_of(scatter, 0, 3);
+	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
+	must_refuse(4, "a wide partial sum stored to the output", "a partial sum in a buffer of the caller");
+
+	plan = mutant_of(scatter, 0, 3);
+	plan->wide = false;
+	must_refuse(4, "wide on three of four ranks", "plans of different shapes");
 
 	plan = mutant_of(sum, 1, 0);
 	for (uint32_t i = 0; i < plan->step_count; i++)

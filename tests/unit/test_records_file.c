@@ -264,9 +264,9 @@ static void test_other_files_are_left_alone(void)
 	      set.files, (unsigned long long)set.damaged);
 	train_records_free(&set);
 	image_free(&image);
-	CHECK_FAILS(train_records_load(directory_for("nowhere"), &set), ST_ERR_UNAVAILABLE, "no such directory");
+	CHECK_FAILS(train_records_load(directory_for("nowhere"), &set), ST_ERR_NOINPUT, "no such directory");
 	snprintf(path, sizeof path, "%s/mixed/notes.txt", scratch);
-	CHECK_FAILS(train_records_load(path, &set), ST_ERR_UNAVAILABLE, "no such directory");
+	CHECK_FAILS(train_records_load(path, &set), ST_ERR_NOINPUT, "no such directory");
 	empty_directory(directory_for("mixed"));
 }
 
