@@ -12,8 +12,6 @@ prefix          ?= /usr/local
 bindir          ?= $(prefix)/bin
 libdir          ?= $(prefix)/lib
 libexecdir      ?= $(prefix)/libexec
-includedir      ?= $(prefix)/include
-mandir          ?= $(prefix)/share/man
 sysconfdir      ?= /etc
 slurm_plugindir ?= $(libdir)/slurm
 
@@ -153,7 +151,7 @@ bench:
 
 .PHONY: install
 install: all
-	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain $(DESTDIR)$(includedir)/synctrain $(DESTDIR)$(libdir) \
+	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain \
 		$(DESTDIR)$(libexecdir)/synctrain
 	install -m 755 $(B)/bin/synctrain $(DESTDIR)$(bindir)/synctrain
 	install -m 755 $(B)/lib/slurm/synctrain.so $(DESTDIR)$(slurm_plugindir)/synctrain.so
