@@ -124,7 +124,13 @@ int cmd_report(int argc, char **argv)
 	status = train_records_load(directory, &set);
 	if (status != ST_OK)
 		return st_command_failed("report", status);
-	status = train_report_make(&set, &wanted, &report);
+	/* A file that can't be read is in the notes and not among the files. */
+	if (!set.files && !set.notes)
+		status = st_fail(ST_ERR_DATA, "%s: no steps-*.rec, expected the report directory of a run", directory);
+	else if (!set.count)
+		status = st_fail(ST_ERR_DATA, "%s: no usable step records in its steps-*.rec", directory);
+	else
+		status = train_report_make(&set, &wanted, &report);
 	if (status != ST_OK) {
 		/* Why there is nothing to use is mostly in the notes. */
 		if (set.notes)

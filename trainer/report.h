@@ -9,8 +9,8 @@
  *   flagged  ratio_r > 1.10, z_r > 3.5, and both also in at least half of the windows into which the steps are cut
  *
  * MAD is taken as at least 1 % of the median: with few or very even ranks it can be next to 0, and differences below that are noise.
- * All ranks of a host flagged: the host.  Some of them: their GPU or cores.  Nobody flagged and yet much time lost: ranks take turns, so
- * the work is uneven.  Two ranks, or two hosts that differ, have no majority that could say which is unusual: the report says so.
+ * All ranks of a host flagged: the host.  Some of them: their GPU or cores.  Nobody flagged and yet much time lost: ranks take turns,
+ * because they share cores when half of them are often runnable without running, else because the work is uneven.  Two ranks, or two hosts that differ, have no majority that could say which is unusual: the report says so.
  *
  * What-if (after Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis"): removing h saves the sum over
  * steps of (max b - max b without h).

@@ -222,6 +222,16 @@ static size_t slow_for_a_time(const struct train_report *report)
 	return rank->windows_slow && rank->windows >= 4 && 10 * rank->windows_slow >= rank->windows ? most : SIZE_MAX;
 }
 
+/* Ranks that wait for cores are slow at random, however even their work is: with half of them waiting that is what takes turns. */
+static bool ranks_share_cores(const struct train_report *report)
+{
+	size_t waiting = 0;
+
+	for (size_t r = 0; r < report->rank_count; r++)
+		waiting += report->ranks[r].runqueue_share > RUNQUEUE_ANY;
+	return 2 * waiting >= report->rank_count;
+}
+
 static enum train_report_verdict say_verdict(FILE *out, const struct train_report *report, const struct culprit *culprits, size_t n)
 {
 	double lost = share(report, report->lost_ns);
@@ -257,7 +267,8 @@ static enum train_report_verdict say_verdict(FILE *out, const struct train_repor
 		most = most_often_slowest(report);
 		fprintf(out, "no single straggler, but waiting for the slowest costs %.0f %% of step time: ranks take turns, most often ", lost * 100);
 		print_rank(out, report, most);
-		fprintf(out, " in %.0f %% of steps, so the work is uneven (data, sequence lengths)", report->ranks[most].slowest_share * 100);
+		fprintf(out, " in %.0f %% of steps, %s", report->ranks[most].slowest_share * 100,
+			ranks_share_cores(report) ? "because ranks share cores" : "so the work is uneven (data, sequence lengths)");
 		return TRAIN_VERDICT_UNEVEN;
 	}
 	fprintf(out, "no straggler: the slowest rank costs %.0f %% of step time", lost * 100);

@@ -69,11 +69,13 @@ expect "no such directory" 66 "$dir/nowhere"
 [ -z "$out" ] || fail "standard output: $out"
 mkdir "$dir/empty"
 expect "no records" 65 "$dir/empty"
+holds "$err" "synctrain report: $dir/empty: no steps-*.rec, expected the report directory of a run"
 expect "no steps left" 65 --steps 5000- "$dir/even"
 mkdir "$dir/garbage"
 head -c 100000 /dev/urandom >"$dir/garbage/steps-x.rec"
 expect "garbage" 65 "$dir/garbage"
 holds "$err" 'steps-x.rec: does not start as a record file'
+holds "$err" "$dir/garbage: no usable step records in its steps-*.rec"
 if [ -w /dev/full ]; then
 	$report "$dir/even" >/dev/full 2>"$dir/err"
 	[ $? = 74 ] || fail "a full disk under standard output goes unnoticed"

@@ -410,6 +410,39 @@ static void test_evidence(void)
 	close_report(&loaded);
 }
 
+/* Ranks that take turns at being slowest while the first `sharing` of them wait for cores. */
+static void expect_turns(uint32_t sharing, const char *ending)
+{
+	struct train_hosts runs = {0, 6, "box"};
+	struct image image = {0};
+	struct loaded loaded;
+
+	mkdir(directory, 0755);
+	image_session(&image, 1, 1, "job", 6, &runs, 1);
+	for (uint64_t step = 0; step < 100; step++) {
+		struct train_record records[6];
+		for (uint32_t r = 0; r < 6; r++) {
+			records[r] = record_of(step, r, scattered(step, r), 20 * MS);
+			records[r].runqueue_ns = r < sharing ? 3 * MS : 0;
+		}
+		image_block(&image, RECORDS_STEPS, 1, records, sizeof records);
+	}
+	image_save(&image, "%s/steps-a.rec", directory);
+	image_free(&image);
+	open_report(&loaded);
+	const char *text = loaded.report.verdict_text;
+	CHECK(loaded.report.verdict == TRAIN_VERDICT_UNEVEN);
+	CHECK(strlen(text) > strlen(ending) && !strcmp(text + strlen(text) - strlen(ending), ending), "'%s' does not end with '%s'", text, ending);
+	close_report(&loaded);
+}
+
+static void test_shared_cores_are_not_uneven_work(void)
+{
+	expect_turns(6, "of steps, because ranks share cores");
+	expect_turns(3, "of steps, because ranks share cores");
+	expect_turns(2, "of steps, so the work is uneven (data, sequence lengths)");
+}
+
 /* ---- how it is shown ---- */
 
 static char *printed(const struct loaded *loaded, const char *from, bool all)
@@ -662,6 +695,7 @@ int main(int argc, char **argv)
 	test_missing_records_are_said();
 	test_launches();
 	test_evidence();
+	test_shared_cores_are_not_uneven_work();
 	test_text();
 	test_extreme_values_keep_the_form();
 	test_json();
