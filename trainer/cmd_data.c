@@ -204,8 +204,9 @@ static enum st_status make_dataset(struct text *text, const char *directory, dou
 		status = write_description(path, root);
 	json_object_put(root);
 	if (status == ST_OK)
-		printf("%s: %llu training and %llu validation tokens in %zu shards | bigram entropy %.4f nats/byte\n", directory,
-		       (unsigned long long)tokens[TRAIN_SPLIT_TRAINING], (unsigned long long)tokens[TRAIN_SPLIT_VALIDATION], shards, entropy);
+		printf("%s: %llu training and %llu validation tokens in %zu shard%s | bigram entropy %.4f nats/byte\n", directory,
+		       (unsigned long long)tokens[TRAIN_SPLIT_TRAINING], (unsigned long long)tokens[TRAIN_SPLIT_VALIDATION], shards, shards == 1 ? "" : "s",
+		       entropy);
 	return status;
 }
 
