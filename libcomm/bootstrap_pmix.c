@@ -392,16 +392,19 @@ static void finish(struct bootstrap *public)
 	free(bootstrap);
 }
 
+/* The plugin's option comes first: it asks for PMIx and for whatever else a job needs. */
+#define BY_SLURM "`sbatch --synctrain` or `srun --synctrain` (without the plugin: `srun --mpi=pmix`)"
+
 /* How many tasks the launcher's environment speaks of, and which launcher; 1 when none. */
 static long tasks_of_launcher(const char **launch_as)
 {
 	static const struct {
 		const char *variable, *launch_as;
 	} launchers[] = {
-		{"SLURM_STEP_NUM_TASKS", "srun --mpi=pmix"},
-		{"SLURM_NTASKS", "srun --mpi=pmix"},
+		{"SLURM_STEP_NUM_TASKS", BY_SLURM},
+		{"SLURM_NTASKS", BY_SLURM},
 		{"OMPI_COMM_WORLD_SIZE", "mpirun of an Open MPI with PMIx"},
-		{"PMI_SIZE", "srun --mpi=pmix, or mpirun of an Open MPI with PMIx"},
+		{"PMI_SIZE", BY_SLURM ", or mpirun of an Open MPI with PMIx"},
 	};
 
 	for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
@@ -420,7 +423,7 @@ static enum st_status without_server(const char *why, struct bootstrap **out)
 	long tasks = tasks_of_launcher(&launch_as);
 
 	if (tasks > 1)
-		return st_fail(ST_ERR_UNAVAILABLE, "one of %ld tasks, but %s: launch with `%s`, or local ranks with `synctrain run -n N`",
+		return st_fail(ST_ERR_UNAVAILABLE, "one of %ld tasks, but %s: launch with %s, or local ranks with `synctrain run -n N`",
 			       tasks, why, launch_as);
 	return bootstrap_single(out);
 }
