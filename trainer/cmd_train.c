@@ -64,14 +64,17 @@ static int exit_code(enum st_status status)
 	return status == ST_ERR_TIMEOUT || status == ST_ERR_PROTOCOL ? 1 : st_exit_code(status);
 }
 
-/* Once on each rank that knows something of its own, and once in all when every rank knows the same. */
-static int failed(struct comm *comm, enum st_status status, bool agreed)
+/* Once on each rank that knows something of its own, and once in all when every rank knows the same, which then names its step by itself.
+ * step: in which it happened; 0: none. */
+static int failed(struct comm *comm, enum st_status status, bool agreed, uint64_t step)
 {
 	const int code = exit_code(status);
 	char printed = 0;
 
 	if (comm_size(comm) == 1 || (agreed && comm_rank(comm) == 0))
 		st_command_failed("train", (int)status);
+	else if (!agreed && step)
+		st_log(ST_LOG_ERROR, "step %llu: %s", (unsigned long long)step, st_message());
 	else if (!agreed)
 		st_log(ST_LOG_ERROR, "%s", st_message());
 	/* Some launchers end a job as soon as one of its ranks leaves with an error: nobody leaves before rank 0 has said why. */
@@ -96,7 +99,7 @@ static int train(struct comm *comm, enum st_status status, const struct argument
 		status = st_fail(ST_ERR_NOMEM, "no memory for a training run");
 	status = train_agree(comm, status, &agreed);
 	if (status != ST_OK) {
-		code = failed(comm, status, agreed);
+		code = failed(comm, status, agreed, 0);
 		free(run);
 		return code;
 	}
@@ -106,7 +109,7 @@ static int train(struct comm *comm, enum st_status status, const struct argument
 	if (status == ST_OK)
 		status = train_loop(run);
 	if (status != ST_OK)
-		code = failed(comm, status, run->agreed);
+		code = failed(comm, status, run->agreed, run->step);
 	train_run_close(run);
 	free(run);
 	return code;

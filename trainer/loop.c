@@ -308,18 +308,22 @@ enum st_status train_loop(struct train_run *run)
 		ST_TRY(train_run_evaluate(run));
 
 	while (run->progress.step < steps) {
+		run->step = run->progress.step + 1;
 		train_meter_begin(&run->meter, run->progress.step + 1, (uint32_t)(run->progress.sequences / run->sequences));
 		ST_TRY(take_step(run, &tally));
 		record_step(run, &tally);
 		if (tally.stop && run->progress.step < steps)
 			return stop_early(run, &tally);
 	}
+	run->step = 0;
 
 	ST_TRY(train_run_compare(run));
 	ST_TRY(train_run_save(run, true));
 	train_journal_say(&run->journal, "replicas identical: hash %s (%u %s)", run->hash, run->size, run->size == 1 ? "rank" : "ranks");
 	ST_TRY(say_traffic(run));
-	if (*run->report)
+	/* Closed here so as to know: not every report directory can be written, and not every launch has steps to record. */
+	if (train_records_close(run->records))
 		train_journal_say(&run->journal, "report %s (synctrain report %s)", run->report, run->report);
+	run->records = NULL;
 	return ST_OK;
 }

@@ -9,6 +9,7 @@
 #ifndef SYNCTRAIN_TRAINER_RECORDS_H
 #define SYNCTRAIN_TRAINER_RECORDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -53,17 +54,18 @@ struct train_records;
 /*
  * Collective over comm, which it does not keep (agrees on the launch and the sockets).  run_name names the file and the run in
  * reports; NULL or "": comm_job's name.  A name that was there before is appended to: one session per launch, and readers let the last
- * launch of a step win.  The directory is made by rank 0 alone, and it and the file are opened by the writer's thread, so that hung
- * storage does not hold up the start.  What goes wrong there is one warning and the run goes on without records: a report must
- * never stop a job.  Fails only with what the collectives returned, or ST_ERR_NOMEM.  Local threads block all signals.
+ * launch of a step win.  The directory is made by rank 0 alone, right at the start, the file when there are records, and both by the
+ * writer's thread, so that hung storage does not hold up the start.  What goes wrong there is one warning and the run goes on without
+ * records: a report must never stop a job.  Fails only with what the collectives returned, or ST_ERR_NOMEM.  Local threads block all signals.
  */
 enum st_status train_records_open(struct comm *comm, const char *directory, const char *run_name, struct train_records **records);
 
 /* Never blocks, never fails, makes no system call: drops and counts. One thread at a time. records NULL: nothing happens. */
 void train_records_add(struct train_records *records, const struct train_record *record);
 
-/* Flushes what is there within 2 s, then closes. Not collective: works after the job was aborted. NULL is fine. */
-void train_records_close(struct train_records *records);
+/* Flushes what is there within 2 s, then closes. Not collective: works after the job was aborted. Whether this rank has written records
+ * to its node's file, its own or its neighbours': false on ranks that do not write, and for NULL. */
+bool train_records_close(struct train_records *records);
 
 /* Records dropped so far: this rank's, and on the node's writer also those of its neighbours that it could not write. NULL: 0. */
 uint64_t train_records_dropped(const struct train_records *records);

@@ -289,6 +289,7 @@ static void write_records(struct train_records *records)
 {
 	int64_t close_by = 0;
 
+	records_sink_prepare(records->sink, st_now_ns());
 	for (;;) {
 		/* Looked at before the ring: what was added before closing is then seen in this turn. */
 		bool closing = atomic_load_explicit(&records->closing, memory_order_acquire), stuck = false;
@@ -440,12 +441,13 @@ void train_records_start(struct train_records *records, const char *socket_name)
 	}
 }
 
-void train_records_close(struct train_records *records)
+bool train_records_close(struct train_records *records)
 {
 	uint64_t one = 1;
+	bool wrote = false;
 
 	if (!records)
-		return;
+		return false;
 	if (records->running) {
 		struct st_deadline deadline = st_deadline_in_ms(CLOSE_MS);
 		struct pollfd done = {.fd = records->done_fd, .events = POLLIN};
@@ -458,10 +460,12 @@ void train_records_close(struct train_records *records)
 			ready = poll(&done, 1, st_deadline_poll_ms(&deadline));
 		if (ready > 0) {
 			pthread_join(records->thread, NULL);
+			wrote = records->sink && records_sink_wrote(records->sink);
 		} else {
 			st_log(ST_LOG_WARN, "step records: the storage did not take the last records within %d ms", CLOSE_MS);
 			pthread_detach(records->thread);
 		}
 	}
 	release(records);
+	return wrote;
 }

@@ -35,7 +35,7 @@ struct records_sink {
 	char *directory, *path;
 	bool make_directory;
 	int fd;
-	bool was_open, warned;
+	bool was_open, warned, wrote;
 	uint64_t launch;
 	int64_t created_ns, retry_ns, oldest_ns; /* oldest_ns: when the oldest unwritten thing came, 0: nothing waits */
 	struct buffer session, steps, drops;
@@ -215,6 +215,29 @@ static void start_over(struct records_sink *sink)
 		sink->locals[i].dropped_saved = 0;
 }
 
+static bool make_directory(struct records_sink *sink, int64_t now_ns)
+{
+	if (st_make_directories(sink->directory, 0777) == ST_OK)
+		return true;
+	if (!sink->warned)
+		st_log(ST_LOG_WARN, "step records: %s; steps go on, records are kept while there is room and then dropped", st_message());
+	sink->warned = true;
+	sink->retry_ns = now_ns + RETRY_MS * ST_NS_PER_MS;
+	return false;
+}
+
+void records_sink_prepare(struct records_sink *sink, int64_t now_ns)
+{
+	/* No file yet: a launch that ends before its first step leaves none. */
+	if (sink->make_directory && make_directory(sink, now_ns) && access(sink->directory, W_OK | X_OK) < 0)
+		failed(sink, now_ns, "can't write into its directory", errno);
+}
+
+bool records_sink_wrote(const struct records_sink *sink)
+{
+	return sink->wrote;
+}
+
 static bool open_file(struct records_sink *sink, int64_t now_ns)
 {
 	struct stat info;
@@ -225,14 +248,8 @@ static bool open_file(struct records_sink *sink, int64_t now_ns)
 			return true;
 		start_over(sink);
 	}
-	if (sink->make_directory && !sink->was_open && st_make_directories(sink->directory, 0777) != ST_OK) {
-		if (!sink->warned)
-			st_log(ST_LOG_WARN, "step records: %s; steps go on, records are kept while there is room and then dropped",
-			       st_message());
-		sink->warned = true;
-		sink->retry_ns = now_ns + RETRY_MS * ST_NS_PER_MS;
+	if (sink->make_directory && !sink->was_open && !make_directory(sink, now_ns))
 		return false;
-	}
 	sink->fd = open(sink->path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, 0644);
 	if (sink->fd < 0)
 		return failed(sink, now_ns, "can't open", errno);
@@ -294,6 +311,7 @@ bool records_sink_flush(struct records_sink *sink, int64_t now_ns)
 		return false;
 	if (!write_buffer(sink, &sink->steps, now_ns))
 		return false;
+	sink->wrote = sink->wrote || sink->staged;
 	sink->steps.bytes = sink->steps.written = sink->staged = 0;
 	if (sink->drops.written == sink->drops.bytes) {
 		sink->drops.bytes = sink->drops.written = 0;

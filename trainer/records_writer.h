@@ -43,6 +43,11 @@ struct records_sink;
 enum st_status records_sink_create(const struct records_setup *setup, struct records_sink **sink);
 void records_sink_free(struct records_sink *sink);
 
+/* On rank 0: makes the directory, and warns when it can't be had, before there is anything to write. May block as the storage does. */
+void records_sink_prepare(struct records_sink *sink, int64_t now_ns);
+/* Whether records have reached the file. */
+bool records_sink_wrote(const struct records_sink *sink);
+
 /* Whether it has a place for another record. */
 bool records_sink_ready(const struct records_sink *sink);
 /* Only when ready. */

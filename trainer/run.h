@@ -53,6 +53,7 @@ struct train_run {
 
 	struct train_identity identity;
 	struct train_progress progress;
+	uint64_t step;                  /* the one that is being taken, counted from 1; 0: none */
 	uint64_t compared_at;           /* step after which all replicas were last found equal; UINT64_MAX: not yet */
 	char hash[33];                  /* their hash */
 	bool saved;                     /* a checkpoint was written or read; */
