@@ -279,6 +279,12 @@ static struct json_object *parse_whole(const char *text)
 	return object;
 }
 
+/* For a value that is no JSON at all. */
+static const char *name_kind(enum st_json_kind kind)
+{
+	return kind == ST_JSON_INT ? "an integer" : kind == ST_JSON_NUMBER ? "a number" : kind == ST_JSON_BOOL ? "true or false" : "an object";
+}
+
 enum st_status st_json_override(const struct st_json_key *keys, void *out, const char *assignment)
 {
 	static const char name[] = "command line";
@@ -311,7 +317,7 @@ enum st_status st_json_override(const struct st_json_key *keys, void *out, const
 		else
 			object = parse_whole(value);
 		if (!object)
-			return wrong(name, path, value, "a JSON value");
+			return wrong(name, path, value, name_kind(key->kind));
 		enum st_status status = read_value(name, path, object, key, out);
 		json_object_put(object);
 		return status;

@@ -568,6 +568,21 @@ enum st_status train_checkpoint_find(const char *directory, int *found, char pat
 	return status;
 }
 
+enum st_status train_checkpoint_config(const char *path, char **text)
+{
+	char name[PATH_BYTES];
+	struct json_object *root, *config;
+
+	ST_TRY(read_manifest(path, name, &root));
+	enum st_status status = train_field_object(name, root, "config", &config);
+	const char *printed = status == ST_OK ? json_object_to_json_string(config) : NULL;
+	*text = printed ? strdup(printed) : NULL;
+	if (status == ST_OK && !*text)
+		status = st_fail(ST_ERR_NOMEM, "%s: no memory for its configuration", name);
+	json_object_put(root);
+	return status;
+}
+
 enum st_status train_checkpoint_check(const char *path, const struct train_identity *mine, const struct train_identity *saved)
 {
 	const struct {

@@ -79,6 +79,9 @@ enum st_status train_checkpoint_write(const char *directory, const struct train_
 enum st_status train_checkpoint_find(const char *directory, int *found, char path[4096], struct train_progress *progress,
 				     struct train_identity *identity);
 
+/* *text: the configuration of the run that wrote the checkpoint at PATH, as JSON, malloc'ed. */
+enum st_status train_checkpoint_config(const char *path, char **text);
+
 /* ST_ERR_CONFIG naming the key when a run with MINE can't continue from a checkpoint with SAVED. PATH is for the message. */
 enum st_status train_checkpoint_check(const char *path, const struct train_identity *mine, const struct train_identity *saved);
 

@@ -146,7 +146,7 @@ static const struct {
 	{"optimizer.kind", "sgd or adamw"},
 	{"optimizer.learning_rate", "after warm-up"},
 	{"optimizer.minimum_rate", "at the end of the cosine"},
-	{"optimizer.warmup_steps", "linear warm-up"},
+	{"optimizer.warmup_steps", "linear warm-up; a run of fewer steps ends within it"},
 	{"optimizer.schedule", "cosine or constant"},
 	{"optimizer.schedule_steps", "length of the schedule; 0: steps"},
 	{"optimizer.momentum", "sgd only"},
@@ -217,40 +217,70 @@ static void drop_empty(char **text)
 	}
 }
 
+static bool is_overridden(const struct train_config *config, const char *key)
+{
+	size_t length = strlen(key);
+
+	for (size_t i = 0; i < config->assignment_count; i++)
+		if (!strncmp(config->assignments[i], key, length) && config->assignments[i][length] == '=')
+			return true;
+	return false;
+}
+
+const char *train_config_source(const struct train_config *config, const char *name, const char *key)
+{
+	return is_overridden(config, key) ? "command line" : name;
+}
+
+/* For the other key of a check, whose value may come from elsewhere than the first one's. */
+static const char *aside(const struct train_config *config, const char *key)
+{
+	return is_overridden(config, key) ? " (command line)" : "";
+}
+
 static enum st_status check(const struct train_config *c, const char *name)
 {
-	int64_t schedule_steps = c->optimizer.schedule_steps ? c->optimizer.schedule_steps : c->steps;
+	const char *key;
 
 	if (!c->data.directory)
-		return st_fail(ST_ERR_CONFIG, "%s: data.directory: seen nothing, expected a directory made by `synctrain data`", name);
+		return st_fail(ST_ERR_CONFIG, "%s: data.directory: seen nothing, expected a directory made by `synctrain data`",
+			       train_config_source(c, name, "data.directory"));
+	key = "model.channels";
 	if (c->model.channels % c->model.heads)
-		return st_fail(ST_ERR_CONFIG, "%s: model.channels: seen %lld, expected a multiple of model.heads = %lld", name,
-			       (long long)c->model.channels, (long long)c->model.heads);
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen %lld, expected a multiple of model.heads = %lld%s", train_config_source(c, name, key),
+			       key, (long long)c->model.channels, (long long)c->model.heads, aside(c, "model.heads"));
+	key = "batch.global";
 	if (c->batch.global % c->batch.micro)
-		return st_fail(ST_ERR_CONFIG, "%s: batch.global: seen %lld, expected a multiple of batch.micro = %lld", name,
-			       (long long)c->batch.global, (long long)c->batch.micro);
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen %lld, expected a multiple of batch.micro = %lld%s", train_config_source(c, name, key),
+			       key, (long long)c->batch.global, (long long)c->batch.micro, aside(c, "batch.micro"));
+	key = "optimizer.minimum_rate";
 	if (c->optimizer.minimum_rate > c->optimizer.learning_rate && c->optimizer.schedule == TRAIN_SCHEDULE_COSINE)
-		return st_fail(ST_ERR_CONFIG, "%s: optimizer.minimum_rate: seen %g, expected at most optimizer.learning_rate = %g", name,
-			       c->optimizer.minimum_rate, c->optimizer.learning_rate);
-	if (c->optimizer.warmup_steps > schedule_steps)
-		return st_fail(ST_ERR_CONFIG, "%s: optimizer.warmup_steps: seen %lld, expected at most %s = %lld", name,
-			       (long long)c->optimizer.warmup_steps, c->optimizer.schedule_steps ? "optimizer.schedule_steps" : "steps",
-			       (long long)schedule_steps);
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen %g, expected at most optimizer.learning_rate = %g%s",
+			       train_config_source(c, name, key), key, c->optimizer.minimum_rate, c->optimizer.learning_rate,
+			       aside(c, "optimizer.learning_rate"));
+	key = "optimizer.momentum";
 	if (c->optimizer.kind == TRAIN_ADAMW && c->optimizer.momentum > 0)
-		return st_fail(ST_ERR_CONFIG, "%s: optimizer.momentum: seen %g, expected 0 with optimizer.kind adamw (beta1 is its momentum)",
-			       name, c->optimizer.momentum);
-	if (!c->checkpoint.directory && (c->checkpoint.every || c->checkpoint.resume == TRAIN_RESUME_MUST))
-		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.directory: seen nothing, expected a directory because checkpoint.%s is set", name,
-			       c->checkpoint.every ? "every" : "resume");
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen %g, expected 0 with optimizer.kind adamw (beta1 is its momentum)",
+			       train_config_source(c, name, key), key, c->optimizer.momentum);
+	key = "checkpoint.directory";
+	if (!c->checkpoint.directory && c->checkpoint.every)
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen nothing, expected a directory because checkpoint.every is set; checkpoint.every=0 "
+			       "turns checkpoints off", train_config_source(c, name, key), key);
+	if (!c->checkpoint.directory && c->checkpoint.resume == TRAIN_RESUME_MUST)
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen nothing, expected a directory because checkpoint.resume is set",
+			       train_config_source(c, name, key), key);
+	key = "time_limit.margin";
 	if (c->time_limit.seconds > 0 && c->time_limit.margin >= c->time_limit.seconds)
-		return st_fail(ST_ERR_CONFIG, "%s: time_limit.margin: seen %g, expected less than time_limit.seconds = %g", name,
-			       c->time_limit.margin, c->time_limit.seconds);
+		return st_fail(ST_ERR_CONFIG, "%s: %s: seen %g, expected less than time_limit.seconds = %g%s", train_config_source(c, name, key),
+			       key, c->time_limit.margin, c->time_limit.seconds, aside(c, "time_limit.seconds"));
 	return ST_OK;
 }
 
 enum st_status train_config_load(const char *path, char *const *assignments, size_t count, struct train_config *config)
 {
 	set_defaults(config);
+	config->assignments = assignments;
+	config->assignment_count = count;
 	ST_TRY(st_json_load(path, config_keys, config));
 	for (size_t i = 0; i < count; i++)
 		ST_TRY(st_json_override(config_keys, config, assignments[i]));
@@ -277,12 +307,13 @@ enum st_status train_config_check_world(const struct train_config *config, const
 
 	if (micro_batches % ranks)
 		return st_fail(ST_ERR_CONFIG,
-			       "%s: batch.global: seen %lld, expected a multiple of batch.micro x ranks = %lld x %u = %lld", name,
-			       (long long)config->batch.global, (long long)config->batch.micro, ranks, (long long)config->batch.micro * ranks);
+			       "%s: batch.global: seen %lld, expected a multiple of batch.micro x ranks = %lld%s x %u = %lld",
+			       train_config_source(config, name, "batch.global"), (long long)config->batch.global,
+			       (long long)config->batch.micro, aside(config, "batch.micro"), ranks, (long long)config->batch.micro * ranks);
 	for (size_t i = 0; i < sizeof debug / sizeof *debug; i++)
 		if (debug[i].rank >= (int64_t)ranks)
-			return st_fail(ST_ERR_CONFIG, "%s: %s: seen %lld, expected a rank of this job: 0 to %u, or -1", name, debug[i].key,
-				       (long long)debug[i].rank, ranks - 1);
+			return st_fail(ST_ERR_CONFIG, "%s: %s: seen %lld, expected a rank of this job: 0 to %u, or -1",
+				       train_config_source(config, name, debug[i].key), debug[i].key, (long long)debug[i].rank, ranks - 1);
 	return ST_OK;
 }
 
@@ -304,33 +335,62 @@ static const char *meaning_of(const char *path)
 	return "";
 }
 
+/* The value of a key as people write it; a string, which has no default, is "-". */
+static void value_text(const struct st_json_key *key, const struct train_config *config, char text[64])
+{
+	const void *field = (const char *)config + key->offset;
+
+	strcpy(text, "-");
+	if (key->kind == ST_JSON_BOOL)
+		snprintf(text, 64, "%s", *(const bool *)field ? "true" : "false");
+	else if (key->kind == ST_JSON_INT)
+		snprintf(text, 64, "%lld", (long long)*(const int64_t *)field);
+	else if (key->kind == ST_JSON_NUMBER)
+		snprintf(text, 64, "%.10g", *(const double *)field);
+	else if (key->kind == ST_JSON_CHOICE)
+		snprintf(text, 64, "%s", key->choices[*(const int *)field]);
+}
+
+static void add_changes(const struct st_json_key *keys, const char *prefix, const struct train_config *before,
+			const struct train_config *after, char *text, size_t bytes)
+{
+	for (; keys->name; keys++) {
+		char old[64], new[64];
+		size_t used = strlen(text);
+
+		value_text(keys, before, old);
+		value_text(keys, after, new);
+		if (strcmp(old, new) && strcmp(keys->name, "schedule_steps"))
+			snprintf(text + used, bytes - used, "%s%s.%s %s -> %s", used ? ", " : "", prefix, keys->name, old, new);
+	}
+}
+
+enum st_status train_config_changes(const struct train_config *config, const char *saved, char *text, size_t bytes)
+{
+	struct train_config before;
+
+	set_defaults(&before);
+	*text = 0;
+	enum st_status status = st_json_parse("configuration", saved, config_keys, &before);
+	if (status == ST_OK) {
+		add_changes(batch_keys, "batch", &before, config, text, bytes);
+		add_changes(optimizer_keys, "optimizer", &before, config, text, bytes);
+	}
+	train_config_free(&before);
+	return status;
+}
+
 static void help_keys(FILE *out, const struct st_json_key *keys, const char *prefix, const struct train_config *defaults)
 {
 	for (; keys->name; keys++) {
-		const void *field = (const char *)defaults + keys->offset;
-		char path[128], value[64] = "";
+		char path[128], value[64];
 
 		snprintf(path, sizeof path, "%s%s%s", prefix, *prefix ? "." : "", keys->name);
-		switch (keys->kind) {
-		case ST_JSON_BOOL:
-			snprintf(value, sizeof value, "%s", *(const bool *)field ? "true" : "false");
-			break;
-		case ST_JSON_INT:
-			snprintf(value, sizeof value, "%lld", (long long)*(const int64_t *)field);
-			break;
-		case ST_JSON_NUMBER:
-			snprintf(value, sizeof value, "%g", *(const double *)field);
-			break;
-		case ST_JSON_STRING:
-			snprintf(value, sizeof value, "-");
-			break;
-		case ST_JSON_CHOICE:
-			snprintf(value, sizeof value, "%s", keys->choices[*(const int *)field]);
-			break;
-		case ST_JSON_OBJECT:
+		if (keys->kind == ST_JSON_OBJECT) {
 			help_keys(out, keys->keys, path, defaults);
 			continue;
 		}
+		value_text(keys, defaults, value);
 		fprintf(out, "  %-26s %-9s %s\n", path, value, meaning_of(path));
 	}
 }

@@ -74,22 +74,35 @@ struct train_config {
 			int64_t step;
 		} dump_gradients;
 	} debug;
+	char *const *assignments; /* the caller's, from the command line: messages say where a value came from */
+	size_t assignment_count;
 };
 
 /*
  * Defaults, then the file PATH, then each of COUNT assignments "section.key=value", then the checks that need one configuration only
- * (heads divide channels, micro divides global, ...).  ST_ERR_CONFIG with one line: file, key, seen, expected.  *config is to be freed
- * by train_config_free() also on failure.
+ * (heads divide channels, micro divides global, ...).  ST_ERR_CONFIG with one line: file or "command line", key, seen,
+ * expected.  *config is to be freed
+ * by train_config_free() also on failure.  ASSIGNMENTS must outlive it.
  */
 enum st_status train_config_load(const char *path, char *const *assignments, size_t count, struct train_config *config);
 
 /* The checks that need the world: N ranks share the micro-batches evenly, debug ranks exist. NAME stands for the file in messages. */
 enum st_status train_config_check_world(const struct train_config *config, const char *name, uint32_t ranks);
 
+/* Where the value of KEY ("batch.global") came from, for messages: "command line", or NAME, which stands for the file. */
+const char *train_config_source(const struct train_config *config, const char *name, const char *key);
+
 void train_config_free(struct train_config *config);
 
 /* The whole configuration as canonical JSON; *text is malloc'ed. */
 enum st_status train_config_print(const struct train_config *config, char **text);
+
+/*
+ * What of batch and optimizer is other than in SAVED, a configuration as JSON: "batch.global 64 -> 32, optimizer.beta2 0.95 -> 0.99";
+ * "" when nothing is.  The model, the seed and the data can't differ in a resumed run, and schedule_steps is compared by length.
+ * text: cut to BYTES.  ST_ERR_CONFIG: SAVED is none of this version's.
+ */
+enum st_status train_config_changes(const struct train_config *config, const char *saved, char *text, size_t bytes);
 
 /* One line for each key: path, default, meaning. */
 void train_config_help(FILE *out);

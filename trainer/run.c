@@ -39,18 +39,19 @@ static enum st_status open_data(struct train_run *run)
 	ST_TRY(train_dataset_open(c->data.directory, &run->dataset));
 	const struct train_dataset_info *info = train_dataset_info(run->dataset);
 	if (info->vocabulary > c->model.vocabulary)
-		return st_fail(ST_ERR_CONFIG, "%s: model.vocabulary: seen %lld, expected at least %lld as in data.directory %s", run->config_name,
+		return st_fail(ST_ERR_CONFIG, "%s: model.vocabulary: seen %lld, expected at least %lld as in data.directory %s",
+			       train_config_source(c, run->config_name, "model.vocabulary"),
 			       (long long)c->model.vocabulary, (long long)info->vocabulary, c->data.directory);
 	run->sequences = train_dataset_sequences(run->dataset, TRAIN_SPLIT_TRAINING, run->context);
 	if (run->sequences < (uint64_t)c->batch.global)
 		return st_fail(ST_ERR_CONFIG, "%s: data.directory: seen %llu training sequences of model.context = %lld in %s, expected at least "
-			       "batch.global = %lld", run->config_name, (unsigned long long)run->sequences, (long long)c->model.context,
-			       c->data.directory, (long long)c->batch.global);
+			       "batch.global = %lld", train_config_source(c, run->config_name, "data.directory"),
+			       (unsigned long long)run->sequences, (long long)c->model.context, c->data.directory, (long long)c->batch.global);
 	uint64_t validation = train_dataset_sequences(run->dataset, TRAIN_SPLIT_VALIDATION, run->context);
 	if (c->eval.every && validation < run->micro)
 		return st_fail(ST_ERR_CONFIG, "%s: data.directory: seen %llu validation sequences of model.context = %lld in %s, expected at "
-			       "least batch.micro = %lld (or eval.every = 0)", run->config_name, (unsigned long long)validation,
-			       (long long)c->model.context, c->data.directory, (long long)c->batch.micro);
+			       "least batch.micro = %lld (or eval.every = 0)", train_config_source(c, run->config_name, "data.directory"),
+			       (unsigned long long)validation, (long long)c->model.context, c->data.directory, (long long)c->batch.micro);
 	uint64_t fit = validation / run->micro;
 	run->validation_batches = fit < (uint64_t)c->eval.batches ? fit : (uint64_t)c->eval.batches;
 	/* Ranks of a node read the same files: one look is enough. */
@@ -108,7 +109,7 @@ static enum st_status make_model(struct train_run *run)
 	run->parameters = train_model_parameters(run->model);
 	if (c->debug.flip_bit.rank >= 0 && (uint64_t)c->debug.flip_bit.element >= run->parameters)
 		return st_fail(ST_ERR_CONFIG, "%s: debug.flip_bit.element: seen %lld, expected less than the model's %zu parameters",
-			       run->config_name, (long long)c->debug.flip_bit.element, run->parameters);
+			       train_config_source(c, run->config_name, "debug.flip_bit.element"), (long long)c->debug.flip_bit.element, run->parameters);
 	run->optimizer = train_config_optimizer(c);
 	run->schedule = train_config_schedule(c);
 	struct train_buffers *buffers = &run->buffers;
@@ -158,6 +159,37 @@ struct resume_point {
 	struct train_progress progress;
 };
 
+/* A resumed run may have other values than the one before; that they were meant, nobody but its user knows. */
+static void say_changes(const struct train_run *run)
+{
+	char changes[1024], *saved;
+
+	/* A checkpoint of another version, whose keys are others, can still be continued. */
+	if (train_checkpoint_config(run->saved_path, &saved) != ST_OK)
+		return;
+	if (train_config_changes(run->config, saved, changes, sizeof changes) == ST_OK && *changes)
+		st_log(ST_LOG_WARN, "resuming with other values: %s", changes);
+	free(saved);
+}
+
+static void say_other_bits(const struct train_run *run, const struct train_identity *saved)
+{
+	char before[64] = "", now[64] = "";
+	const bool ranks = saved->world_size != run->size, isa = strcmp(saved->isa, run->identity.isa) != 0;
+
+	if (!ranks && !isa)
+		return;
+	if (ranks) {
+		snprintf(before, sizeof before, " by %u rank%s", saved->world_size, saved->world_size == 1 ? "" : "s");
+		snprintf(now, sizeof now, " %u", run->size);
+	}
+	if (isa) {
+		snprintf(before + strlen(before), sizeof before - strlen(before), " with %s", saved->isa);
+		snprintf(now + strlen(now), sizeof now - strlen(now), "%s %s", ranks ? " with" : "", run->identity.isa);
+	}
+	st_log(ST_LOG_WARN, "%s was written%s, this run has%s: losses may differ in their last bits", run->saved_path, before, now);
+}
+
 static enum st_status find_checkpoint(struct train_run *run, struct resume_point *point)
 {
 	const char *directory = run->config->checkpoint.directory;
@@ -166,19 +198,19 @@ static enum st_status find_checkpoint(struct train_run *run, struct resume_point
 
 	ST_TRY(train_checkpoint_find(directory, &found, run->saved_path, &point->progress, &saved));
 	if (!found && run->config->checkpoint.resume == TRAIN_RESUME_MUST)
-		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.resume: seen must, but %s holds no checkpoint", run->config_name, directory);
+		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.resume: seen must, but %s holds no checkpoint",
+			       train_config_source(run->config, run->config_name, "checkpoint.resume"), directory);
 	if (!found)
 		return ST_OK;
 	if (run->config->checkpoint.resume == TRAIN_RESUME_NEVER)
 		return st_fail(ST_ERR_CONFIG, "%s: checkpoint.resume: seen never, but there is %s: empty the directory or name another one",
-			       run->config_name, run->saved_path);
+			       train_config_source(run->config, run->config_name, "checkpoint.resume"), run->saved_path);
 	ST_TRY(train_checkpoint_check(run->saved_path, &run->identity, &saved));
 	if (saved.schedule_steps != run->identity.schedule_steps)
 		st_log(ST_LOG_WARN, "the learning-rate schedule was %llu steps long in %s and is %llu now",
 		       (unsigned long long)saved.schedule_steps, run->saved_path, (unsigned long long)run->identity.schedule_steps);
-	if (saved.world_size != run->size || strcmp(saved.isa, run->identity.isa))
-		st_log(ST_LOG_WARN, "%s was written by %u ranks with %s, this run has %u with %s: losses may differ in their last bits",
-		       run->saved_path, saved.world_size, saved.isa, run->size, run->identity.isa);
+	say_changes(run);
+	say_other_bits(run, &saved);
 	ST_TRY(train_checkpoint_read(run->saved_path, &run->buffers));
 	point->found = 1;
 	return ST_OK;

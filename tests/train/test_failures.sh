@@ -5,13 +5,15 @@ lines() { [ "$(grep -c "$2" out)" = "$1" ] || { cat out; fail "expected $1 lines
 
 # Configuration: one line for the whole job.
 exits 78 train 4 batch.micro=8
-says 'synctrain train: tiny.json: batch.global: seen 16, expected a multiple of batch.micro x ranks = 8 x 4 = 32'
+says 'synctrain train: tiny.json: batch.global: seen 16, expected a multiple of batch.micro x ranks = 8 \(command line\) x 4 = 32'
 lines 1 'synctrain\( train\)\?:'
 exits 78 train 3
 says 'expected a multiple of batch.micro x ranks = 2 x 3 = 6'
 exits 78 train 2 modle.layers=1
 says 'command line: modle.layers: unknown key'
 lines 1 'synctrain\( train\)\?:'
+exits 78 train 2 batch.global=33
+says 'synctrain train: command line: batch.global: seen 33, expected a multiple of batch.micro = 2$'
 exits 78 train 2 data.directory=data model.context=20000
 says 'data.directory: seen [0-9]+ training sequences of model.context = 20000 in data, expected at least batch.global = 16'
 exits 78 train 2 model.vocabulary=255
@@ -110,3 +112,22 @@ well train 2 log.file=/dev/full
 says 'log.file /dev/full: can.t write'
 well train 2 log.file=nowhere/log
 says 'log.file nowhere/log: can.t open'
+
+# Nor does a report that can't be written: one warning at the start, and no word of a report at the end.
+well train 2 report.directory=tiny.json steps=5
+says 'warning: step records: tiny.json: exists and is not a directory; steps go on'
+lines 1 'step records:'
+lines 0 'report tiny.json'
+# Said before the first second of training is over, when the first records would be written.
+ranks 2 synctrain train tiny.json report.directory=tiny.json debug.delay.rank=0 debug.delay.milliseconds=2000 steps=1 >out 2>&1 &
+job=$!
+for _ in $(seq 15); do
+	grep -q 'step records: tiny.json' out && break
+	sleep 0.1
+done
+lines 1 'step records: tiny.json'
+lines 0 'step 1/1'
+wait $job || { cat out; fail "a report stopped the run"; }
+well train 2 report.directory=told/here steps=5
+says '^report told/here \(synctrain report told/here\)'
+ls told/here/steps-*.rec >/dev/null || fail "no report"

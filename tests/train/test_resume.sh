@@ -31,8 +31,8 @@ took=$((($(date +%s%N) - begun) / 1000000))
 [ $took -lt 8000 ] || { cat out; fail "the others needed $took ms to leave"; }
 echo "rank 5 of 8 killed: the job ended with $code after $took ms"
 for rank in 0 1 2 3 4 6 7; do
-	[ "$(grep -cE "^synctrain: rank $rank on node[0-9]: .*rank 5 on node[0-9]" out)" = 1 ] ||
-		{ cat out; fail "rank $rank did not say, once, that rank 5 is lost and where"; }
+	[ "$(grep -cE "^synctrain: rank $rank on node[0-9]: step [0-9]+: .*rank 5 on node[0-9]" out)" = 1 ] ||
+		{ cat out; fail "rank $rank did not say, once, that rank 5 is lost, in which step and where"; }
 done
 [ -d cut/step-00000020 ] && [ ! -d cut/step-00000030 ] || { ls cut; fail "expected the checkpoint of step 20 to be the last"; }
 
@@ -49,13 +49,20 @@ says 'resume \| after step 20, from cut/step-00000020'
 
 # Again, finished: nothing to do. At another world size: goes on, says that bits may differ, and agrees to rounding.
 # shellcheck disable=SC2086
-well train 8 $common checkpoint.directory=cut
+well train 8 $common checkpoint.directory=cut report.directory=idle
 says 'nothing to do: steps is 60'
+grep -qE 'report idle|other values|was written by' out && { cat out; fail "there is no report of nothing, and nothing has changed"; }
 rm -rf cut/step-00000060 cut/step-00000024
 # shellcheck disable=SC2086
 well train 4 $common checkpoint.directory=cut checkpoint.keep=9 log.file=four.log
-says 'was written by 8 ranks with'
+says 'cut/step-00000050 was written by 8 ranks, this run has 4: losses may differ'
 compare --whole cut/step-00000060/model.safetensors whole/step-00000060/model.safetensors 1e-4 || fail "another world, another model"
+
+# Other values that alter the run are said, those that do not are not.
+# shellcheck disable=SC2086
+well train 4 $common checkpoint.directory=cut steps=62 batch.global=8 optimizer.learning_rate=1e-3 log.every=3
+says 'warning: resuming with other values: batch.global 16 -> 8, optimizer.learning_rate 0.003 -> 0.001$'
+rm -r cut/step-00000062
 
 nodes=1
 # What can't be continued is refused by key; a checkpoint in the way of a new run, too.

@@ -82,20 +82,39 @@ int main(void)
 		    "c.json: debug.flip_bit.rank: seen 4, expected a rank of this job: 0 to 3, or -1");
 	train_config_free(&config);
 
+	/* Which of them a message blames: a value from the command line is not in the file. Only a whole key counts. */
+	char global[] = "batch.global=24", longer[] = "batch.globally=1", *given[] = {longer, global};
+	CHECK_OK(train_config_load(path, given + 1, 1, &config));
+	CHECK_FAILS(train_config_check_world(&config, path, 5), ST_ERR_CONFIG, "command line: batch.global: seen 24, expected a multiple of");
+	config.assignments = given;
+	CHECK_FAILS(train_config_check_world(&config, "c.json", 5), ST_ERR_CONFIG, "c.json: batch.global: seen 24, expected a multiple of");
+	train_config_free(&config);
+
+	/* Warm-up may be longer than the run: a quick try of a long run's configuration. */
+	char warmup[] = "optimizer.warmup_steps=700", two[] = "steps=2", *quick[] = {warmup, two};
+	CHECK_OK(train_config_load(path, quick, 2, &config));
+	schedule = train_config_schedule(&config);
+	CHECK(train_schedule_rate(&schedule, 1) == schedule.peak * (2.0 / 700) && train_schedule_rate(&schedule, 700) == schedule.minimum);
+	train_config_free(&config);
+
 	refused("{}", NULL, 0, ": data.directory: seen nothing, expected a directory made by `synctrain data`");
 	refused("{\"model\": {\"hiden\": 4}}", NULL, 0, ": model.hiden: unknown key, expected one of: vocabulary, context, layers, heads, channels");
 	refused("{\"steps\": \"many\"}", NULL, 0, ": steps: seen \"many\", expected an integer");
 	refused("{\"optimizer\": {\"kind\": \"adam\"}}", NULL, 0, ": optimizer.kind: seen \"adam\", expected sgd, adamw");
 	refused("{\"optimizer\": {\"beta1\": 1}}", NULL, 0, ": optimizer.beta1: seen 1, expected a number from 0 to 0.999999");
 	refused("{\"model\": 4}", NULL, 0, ": model: seen 4, expected an object");
-	refused_value("model.heads=3", ": model.channels: seen 128, expected a multiple of model.heads = 3");
-	refused_value("batch.global=30", ": batch.global: seen 30, expected a multiple of batch.micro = 4");
-	refused_value("optimizer.minimum_rate=1", ": optimizer.minimum_rate: seen 1, expected at most optimizer.learning_rate = 0.001");
-	refused_value("optimizer.warmup_steps=201", ": optimizer.warmup_steps: seen 201, expected at most steps = 200");
-	refused_value("optimizer.momentum=0.9", ": optimizer.momentum: seen 0.9, expected 0 with optimizer.kind adamw (beta1 is its momentum)");
-	refused_value("checkpoint.every=5", ": checkpoint.directory: seen nothing, expected a directory because checkpoint.every is set");
+	refused_value("model.heads=3", ": model.channels: seen 128, expected a multiple of model.heads = 3 (command line)");
+	refused_value("batch.global=30", "command line: batch.global: seen 30, expected a multiple of batch.micro = 4");
+	refused_value("optimizer.minimum_rate=1", "command line: optimizer.minimum_rate: seen 1, expected at most optimizer.learning_rate = 0.001");
+	refused_value("optimizer.momentum=0.9", "command line: optimizer.momentum: seen 0.9, expected 0 with optimizer.kind adamw (beta1 is its momentum)");
+	refused_value("checkpoint.every=5", ": checkpoint.directory: seen nothing, expected a directory because checkpoint.every is set; checkpoint.every=0 turns "
+		      "checkpoints off");
 	refused_value("checkpoint.resume=must", ": checkpoint.directory: seen nothing, expected a directory because checkpoint.resume is set");
-	refused_value("time_limit.seconds=60", ": time_limit.margin: seen 60, expected less than time_limit.seconds = 60");
+	refused_value("time_limit.seconds=60", ": time_limit.margin: seen 60, expected less than time_limit.seconds = 60 (command line)");
+	refused_value("data.directory=", "command line: data.directory: seen nothing, expected a directory made by `synctrain data`");
+	refused_value("steps=abc", "command line: steps: seen abc, expected an integer");
+	refused_value("optimizer.learning_rate=1,5", "command line: optimizer.learning_rate: seen 1,5, expected a number");
+	refused_value("data.verify=yes", "command line: data.verify: seen yes, expected true or false");
 	refused_value("steps=0", "command line: steps: seen 0, expected an integer from 1 to 9.007199255e+15");
 	refused_value("model.hiden=0", "command line: model.hiden: unknown key, expected one of: vocabulary, context, layers, heads, channels");
 
