@@ -54,8 +54,8 @@ struct train_records;
 /*
  * Collective over comm, which it does not keep (agrees on the launch and the sockets).  run_name names the file and the run in
  * reports; NULL or "": comm_job's name.  A name that was there before is appended to: one session per launch, and readers let the last
- * launch of a step win.  The directory is made by rank 0 alone, right at the start, the file when there are records, and both by the
- * writer's thread, so that hung storage does not hold up the start.  What goes wrong there is one warning and the run goes on without
+ * launch of a step win.  The directory is made by rank 0 alone, right at the start, the file with the first records or at the close, and both
+ * by the writer's thread, so that hung storage does not hold up the start.  What goes wrong there is one warning and the run goes on without
  * records: a report must never stop a job.  Fails only with what the collectives returned, or ST_ERR_NOMEM.  Local threads block all signals.
  */
 enum st_status train_records_open(struct comm *comm, const char *directory, const char *run_name, struct train_records **records);

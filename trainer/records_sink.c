@@ -228,7 +228,7 @@ static bool make_directory(struct records_sink *sink, int64_t now_ns)
 
 void records_sink_prepare(struct records_sink *sink, int64_t now_ns)
 {
-	/* No file yet: a launch that ends before its first step leaves none. */
+	/* A rank 0 whose file can't be opened there is told so now, not when the first records are due. */
 	if (sink->make_directory && make_directory(sink, now_ns) && access(sink->directory, W_OK | X_OK) < 0)
 		failed(sink, now_ns, "can't write into its directory", errno);
 }
