@@ -1,4 +1,4 @@
-/* CHECK for tests: prints what failed and where, and goes on; test programs end with `return check_result();`. */
+/* CHECK for tests: prints what failed and where, and goes on; such programs end with `return check_result();`.  REQUIRE ends at once. */
 #ifndef SYNCTRAIN_TESTS_CHECK_H
 #define SYNCTRAIN_TESTS_CHECK_H
 
@@ -27,6 +27,15 @@ static atomic_int check_count __attribute__((unused));
 	do {                                                                                                       \
 		enum st_status check_status_ = (expression);                                                       \
 		CHECK(check_status_ == ST_OK, "%s: %s", st_status_name(check_status_), st_message());              \
+	} while (0)
+
+/* As CHECK, and ends the program: where nothing that follows would make sense. */
+#define REQUIRE(condition)                                                                                           \
+	do {                                                                                                         \
+		if (!(condition)) {                                                                                  \
+			fprintf(stderr, "%s:%d: failed: %s (%s)\n", __FILE__, __LINE__, #condition, st_message());    \
+			exit(1);                                                                                     \
+		}                                                                                                    \
 	} while (0)
 
 /* EXPRESSION fails with STATUS and its message holds TEXT. */

@@ -8,19 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "common/clock.h"
 #include "libcomm/bootstrap.h"
 #include "libcomm/comm.h"
 
 #define MAX_RANKS 9
 
-#define CHECK(x)                                                                                                         \
-	do {                                                                                                             \
-		if (!(x)) {                                                                                              \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message());               \
-			exit(1);                                                                                         \
-		}                                                                                                        \
-	} while (0)
 
 struct job;
 typedef void body(struct job *job, uint32_t rank, struct comm *comm);
@@ -45,8 +39,8 @@ static void *rank_main(void *argument)
 	struct thread *thread = argument;
 	struct job *job = thread->job;
 	struct comm *comm = NULL;
-	CHECK(comm_create_over(job->bootstraps[thread->rank], &job->options, &comm) == ST_OK);
-	CHECK(comm_rank(comm) == thread->rank && comm_size(comm) == job->size);
+	REQUIRE(comm_create_over(job->bootstraps[thread->rank], &job->options, &comm) == ST_OK);
+	REQUIRE(comm_rank(comm) == thread->rank && comm_size(comm) == job->size);
 	job->body(job, thread->rank, comm);
 	comm_free(comm);
 	return NULL;
@@ -57,18 +51,18 @@ static void run_job(struct job *job, uint32_t size, const char *const *nodes, un
 	pthread_t threads[MAX_RANKS];
 	struct thread arguments[MAX_RANKS];
 	if (!job->options.slots)
-		CHECK(comm_options_init(&job->options) == ST_OK);
+		REQUIRE(comm_options_init(&job->options) == ST_OK);
 	job->options.transports = transports;
 	job->size = size;
 	job->body = work;
-	CHECK(bootstrap_threads(size, nodes, job->bootstraps) == ST_OK || (fprintf(stderr, "%s\n", st_message()), 0));
-	CHECK(!pthread_barrier_init(&job->all, NULL, size));
+	REQUIRE(bootstrap_threads(size, nodes, job->bootstraps) == ST_OK || (fprintf(stderr, "%s\n", st_message()), 0));
+	REQUIRE(!pthread_barrier_init(&job->all, NULL, size));
 	for (uint32_t r = 0; r < size; r++) {
 		arguments[r] = (struct thread){job, r};
-		CHECK(!pthread_create(&threads[r], NULL, rank_main, &arguments[r]));
+		REQUIRE(!pthread_create(&threads[r], NULL, rank_main, &arguments[r]));
 	}
 	for (uint32_t r = 0; r < size; r++)
-		CHECK(!pthread_join(threads[r], NULL));
+		REQUIRE(!pthread_join(threads[r], NULL));
 	for (uint32_t r = 0; r < size; r++)
 		job->bootstraps[r]->finish(job->bootstraps[r]);
 	pthread_barrier_destroy(&job->all);
@@ -94,13 +88,13 @@ static void finish(struct comm *comm, struct comm_request *request)
 		fprintf(stderr, "rank %u: %s\n", comm_rank(comm), st_message());
 		exit(1);
 	}
-	CHECK(!request);
+	REQUIRE(!request);
 }
 
 static float *fresh(size_t count)
 {
 	float *buffer = malloc(count * sizeof *buffer + 64);
-	CHECK(buffer);
+	REQUIRE(buffer);
 	for (size_t i = 0; i < count; i++)
 		buffer[i] = -77777.0f;
 	return buffer;
@@ -123,19 +117,19 @@ static void all_collectives(struct job *job, uint32_t rank, struct comm *comm, s
 	for (size_t i = 0; i < count * size; i++)
 		input[i] = value(rank, i);
 
-	CHECK(comm_allreduce(comm, input, output, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, input, output, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count; i++)
 		SAME(output[i], sum_of(size, i), "allreduce");
 	for (size_t i = 0; i < count; i++)
 		SAME(input[i], value(rank, i), "input of allreduce");
 
-	CHECK(comm_reduce_scatter(comm, input, output, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_reduce_scatter(comm, input, output, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count; i++)
 		SAME(output[i], sum_of(size, rank * count + i), "reduce_scatter");
 
-	CHECK(comm_all_gather(comm, input, output, count, COMM_F32, &request) == ST_OK);
+	REQUIRE(comm_all_gather(comm, input, output, count, COMM_F32, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count * size; i++)
 		SAME(output[i], value((uint32_t)(i / count), i % count), "all_gather");
@@ -143,28 +137,28 @@ static void all_collectives(struct job *job, uint32_t rank, struct comm *comm, s
 	for (uint32_t root = 0; root < size; root += size > 4 ? 3 : 1) {
 		for (size_t i = 0; i < count; i++)
 			output[i] = rank == root ? value(root, i) : -1.0f;
-		CHECK(comm_broadcast(comm, output, count, COMM_F32, root, &request) == ST_OK);
+		REQUIRE(comm_broadcast(comm, output, count, COMM_F32, root, &request) == ST_OK);
 		finish(comm, request);
 		for (size_t i = 0; i < count; i++)
 			SAME(output[i], value(root, i), "broadcast");
 	}
 
 	/* In place. */
-	CHECK(comm_allreduce(comm, input, input, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, input, input, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count; i++)
 		SAME(input[i], sum_of(size, i), "allreduce in place");
 
 	for (size_t i = 0; i < count * size; i++)
 		input[i] = value(rank, i);
-	CHECK(comm_reduce_scatter(comm, input, input + rank * count, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_reduce_scatter(comm, input, input + rank * count, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count; i++)
 		SAME(input[rank * count + i], sum_of(size, rank * count + i), "reduce_scatter in place");
 
 	for (size_t i = 0; i < count; i++)
 		output[rank * count + i] = value(rank, i);
-	CHECK(comm_all_gather(comm, output + rank * count, output, count, COMM_F32, &request) == ST_OK);
+	REQUIRE(comm_all_gather(comm, output + rank * count, output, count, COMM_F32, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count * size; i++)
 		SAME(output[i], value((uint32_t)(i / count), i % count), "all_gather in place");
@@ -173,12 +167,12 @@ static void all_collectives(struct job *job, uint32_t rank, struct comm *comm, s
 	unsigned char *bytes = (unsigned char *)output;
 	for (size_t i = 0; i < count; i++)
 		bytes[i] = rank == size - 1 ? (unsigned char)(i * 11) : 0;
-	CHECK(comm_broadcast(comm, bytes, count, COMM_U8, size - 1, &request) == ST_OK);
+	REQUIRE(comm_broadcast(comm, bytes, count, COMM_U8, size - 1, &request) == ST_OK);
 	finish(comm, request);
 	for (size_t i = 0; i < count; i++)
 		SAME(bytes[i], (unsigned char)(i * 11), "broadcast of bytes");
 
-	CHECK(comm_barrier(comm, &request) == ST_OK);
+	REQUIRE(comm_barrier(comm, &request) == ST_OK);
 	finish(comm, request);
 	free(input);
 	free(output);
@@ -194,9 +188,9 @@ static void small_counts(struct job *job, uint32_t rank, struct comm *comm)
 	if (job->size > 1) {
 		bool shm = job->options.transports & COMM_TRANSPORT_SHM && comm_local_size(comm) == job->size;
 		bool tcp = !(job->options.transports & COMM_TRANSPORT_SHM) || comm_local_size(comm) == 1;
-		CHECK(!shm || (counters.shm_puts && counters.shm_bytes && !counters.tcp_puts));
-		CHECK(!tcp || (counters.tcp_puts && counters.tcp_bytes && !counters.shm_puts));
-		CHECK(counters.reduced_bytes);
+		REQUIRE(!shm || (counters.shm_puts && counters.shm_bytes && !counters.tcp_puts));
+		REQUIRE(!tcp || (counters.tcp_puts && counters.tcp_bytes && !counters.shm_puts));
+		REQUIRE(counters.reduced_bytes);
 	}
 }
 
@@ -218,7 +212,7 @@ static void every_world(void)
 				if (mask && shape == 3)
 					continue;
 				struct job job = {0};
-				CHECK(comm_options_init(&job.options) == ST_OK);
+				REQUIRE(comm_options_init(&job.options) == ST_OK);
 				/* Small chunks: many rounds in little data. */
 				if ((size + shape) % 2) {
 					job.options.chunk_bytes = 1024;
@@ -231,7 +225,7 @@ static void every_world(void)
 		for (uint32_t size = 1; size <= MAX_RANKS; size++)
 			for (size_t shape = 0; shape < 3; shape++) {
 				struct job job = {0};
-				CHECK(comm_options_init(&job.options) == ST_OK);
+				REQUIRE(comm_options_init(&job.options) == ST_OK);
 				job.options.algorithm = (enum comm_algorithm)algorithm;
 				if ((size + shape) % 2) {
 					job.options.chunk_bytes = 2048;
@@ -262,12 +256,12 @@ static void many_in_flight(struct job *job, uint32_t rank, struct comm *comm)
 			buffers[k] = fresh(count);
 			for (size_t i = 0; i < count; i++)
 				buffers[k][i] = value(rank, i + (size_t)k);
-			CHECK(comm_allreduce(comm, buffers[k], buffers[k], count, COMM_F32, COMM_SUM, &requests[k]) == ST_OK);
+			REQUIRE(comm_allreduce(comm, buffers[k], buffers[k], count, COMM_F32, COMM_SUM, &requests[k]) == ST_OK);
 		}
 		/* Tested, progressed and waited for, in another order than issued. */
 		while (comm_test(comm, &requests[IN_FLIGHT / 2]) == ST_PENDING)
-			CHECK(comm_progress(comm) == ST_OK);
-		CHECK(!requests[IN_FLIGHT / 2]);
+			REQUIRE(comm_progress(comm) == ST_OK);
+		REQUIRE(!requests[IN_FLIGHT / 2]);
 		for (int k = IN_FLIGHT - 1; k >= 0; k--) {
 			size_t count = counts[k % 5] + (size_t)(k / 5);
 			if (requests[k])
@@ -283,31 +277,31 @@ static void bad_calls(struct job *job, uint32_t rank, struct comm *comm)
 {
 	float x[64] = {0};
 	struct comm_request *request = NULL;
-	CHECK(comm_allreduce(comm, x, x, 4, COMM_F32, (enum comm_op)4, &request) == ST_ERR_USAGE);
-	CHECK(strstr(st_message(), "no operation 4 (have sum, avg, min, max)"));
-	CHECK(comm_allreduce(comm, x, x + 1, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
-	CHECK(comm_allreduce(comm, NULL, x, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
-	CHECK(comm_allreduce(comm, x, x, SIZE_MAX / 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
-	CHECK(comm_broadcast(comm, x, 4, COMM_F32, job->size, &request) == ST_ERR_USAGE);
-	CHECK(comm_broadcast(comm, x, 4, (enum comm_type)9, 0, &request) == ST_ERR_USAGE);
-	CHECK(strstr(st_message(), "no type 9 (have u8, f32"));
-	CHECK(comm_broadcast(comm, (char *)x + 1, 4, COMM_F32, 0, &request) == ST_ERR_USAGE);
-	CHECK(!request);
+	REQUIRE(comm_allreduce(comm, x, x, 4, COMM_F32, (enum comm_op)4, &request) == ST_ERR_USAGE);
+	REQUIRE(strstr(st_message(), "no operation 4 (have sum, avg, min, max)"));
+	REQUIRE(comm_allreduce(comm, x, x + 1, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
+	REQUIRE(comm_allreduce(comm, NULL, x, 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
+	REQUIRE(comm_allreduce(comm, x, x, SIZE_MAX / 4, COMM_F32, COMM_SUM, &request) == ST_ERR_USAGE);
+	REQUIRE(comm_broadcast(comm, x, 4, COMM_F32, job->size, &request) == ST_ERR_USAGE);
+	REQUIRE(comm_broadcast(comm, x, 4, (enum comm_type)9, 0, &request) == ST_ERR_USAGE);
+	REQUIRE(strstr(st_message(), "no type 9 (have u8, f32"));
+	REQUIRE(comm_broadcast(comm, (char *)x + 1, 4, COMM_F32, 0, &request) == ST_ERR_USAGE);
+	REQUIRE(!request);
 	/* They did no harm. */
 	all_collectives(job, rank, comm, 10);
 	float *memory;
-	CHECK(comm_memory_alloc(comm, 100000, (void **)&memory) == ST_OK && (uintptr_t)memory % 4096 == 0);
+	REQUIRE(comm_memory_alloc(comm, 100000, (void **)&memory) == ST_OK && (uintptr_t)memory % 4096 == 0);
 	for (int i = 0; i < 25000; i++)
 		memory[i] = 1;
-	CHECK(comm_allreduce(comm, memory, memory, 25000, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, memory, memory, 25000, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
-	CHECK(memory[24999] == (float)job->size);
+	REQUIRE(memory[24999] == (float)job->size);
 	comm_memory_free(comm, memory);
 	uint32_t mine = rank + 1, all[MAX_RANKS];
-	CHECK(comm_collect(comm, &mine, sizeof mine, all) == ST_OK);
+	REQUIRE(comm_collect(comm, &mine, sizeof mine, all) == ST_OK);
 	for (uint32_t r = 0; r < job->size; r++)
-		CHECK(all[r] == r + 1);
-	CHECK(comm_decide(comm, &mine, sizeof mine) == ST_OK && mine == 1);
+		REQUIRE(all[r] == r + 1);
+	REQUIRE(comm_decide(comm, &mine, sizeof mine) == ST_OK && mine == 1);
 }
 
 /* The same bits on every run and every rank, whatever the transport. */
@@ -318,7 +312,7 @@ static void bits(struct job *job, uint32_t rank, struct comm *comm)
 	for (size_t i = 0; i < count; i++)
 		buffer[i] = 1.0f / (float)(1 + (i * 31 + rank * 977) % 5003);
 	struct comm_request *request;
-	CHECK(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	finish(comm, request);
 	results[rank] = buffer;
 }
@@ -329,11 +323,11 @@ static void same_bits(void)
 	struct job job = {.context = a};
 	run_job(&job, 5, NULL, COMM_TRANSPORT_SHM, bits);
 	struct job other = {.context = b};
-	CHECK(comm_options_init(&other.options) == ST_OK);
+	REQUIRE(comm_options_init(&other.options) == ST_OK);
 	other.options.chunk_bytes = 512;
 	run_job(&other, 5, NULL, COMM_TRANSPORT_TCP, bits);
 	for (int r = 0; r < 5; r++) {
-		CHECK(!memcmp(a[r], a[0], 10007 * sizeof(float)) && !memcmp(b[r], a[0], 10007 * sizeof(float)));
+		REQUIRE(!memcmp(a[r], a[0], 10007 * sizeof(float)) && !memcmp(b[r], a[0], 10007 * sizeof(float)));
 		if (r) {
 			free(a[r]);
 			free(b[r]);
@@ -355,16 +349,16 @@ static void disagree(struct job *job, uint32_t rank, struct comm *comm)
 	struct comm_request *request;
 	all_collectives(job, rank, comm, 11);
 	size_t count = rank == 1 ? 1001 : 1000;
-	CHECK(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
 	enum st_status status = comm_wait(comm, &request);
-	CHECK(status == ST_ERR_MISMATCH || status == ST_ERR_ABORTED);
-	CHECK(!request);
+	REQUIRE(status == ST_ERR_MISMATCH || status == ST_ERR_ABORTED);
+	REQUIRE(!request);
 	keep_text(job, rank, status);
 	/* Everything after it fails at once, with the same verdict. */
 	int64_t began = st_now_ns();
-	CHECK(comm_barrier(comm, &request) == ST_ERR_ABORTED || comm_wait(comm, &request) == ST_ERR_ABORTED);
-	CHECK(strstr(st_message(), "1001") && comm_progress(comm) == ST_ERR_ABORTED);
-	CHECK(st_now_ns() - began < 2 * ST_NS_PER_S);
+	REQUIRE(comm_barrier(comm, &request) == ST_ERR_ABORTED || comm_wait(comm, &request) == ST_ERR_ABORTED);
+	REQUIRE(strstr(st_message(), "1001") && comm_progress(comm) == ST_ERR_ABORTED);
+	REQUIRE(st_now_ns() - began < 2 * ST_NS_PER_S);
 	pthread_barrier_wait(&job->all);
 }
 
@@ -373,11 +367,11 @@ static void different_collectives(struct job *job, uint32_t rank, struct comm *c
 	float buffer[1000] = {0};
 	struct comm_request *request;
 	if (rank == 0)
-		CHECK(comm_allreduce(comm, buffer, buffer, 100, COMM_F32, COMM_SUM, &request) == ST_OK);
+		REQUIRE(comm_allreduce(comm, buffer, buffer, 100, COMM_F32, COMM_SUM, &request) == ST_OK);
 	else
-		CHECK(comm_broadcast(comm, buffer, 100, COMM_F32, 0, &request) == ST_OK);
+		REQUIRE(comm_broadcast(comm, buffer, 100, COMM_F32, 0, &request) == ST_OK);
 	enum st_status status = comm_wait(comm, &request);
-	CHECK(status == ST_ERR_MISMATCH || status == ST_ERR_ABORTED);
+	REQUIRE(status == ST_ERR_MISMATCH || status == ST_ERR_ABORTED);
 	keep_text(job, rank, status);
 	pthread_barrier_wait(&job->all);
 }
@@ -386,12 +380,12 @@ static void stay_away(struct job *job, uint32_t rank, struct comm *comm)
 {
 	float x = 1;
 	struct comm_request *request;
-	CHECK(comm_barrier(comm, &request) == ST_OK);
+	REQUIRE(comm_barrier(comm, &request) == ST_OK);
 	finish(comm, request);
 	if (rank != 2) {
-		CHECK(comm_allreduce(comm, &x, &x, 1, COMM_F32, COMM_SUM, &request) == ST_OK);
+		REQUIRE(comm_allreduce(comm, &x, &x, 1, COMM_F32, COMM_SUM, &request) == ST_OK);
 		enum st_status status = comm_wait(comm, &request);
-		CHECK(status == ST_ERR_ABORTED);
+		REQUIRE(status == ST_ERR_ABORTED);
 		keep_text(job, rank, status);
 	}
 	pthread_barrier_wait(&job->all);
@@ -403,9 +397,9 @@ static void leave(struct job *job, uint32_t rank, struct comm *comm)
 	struct comm_request *request;
 	all_collectives(job, rank, comm, 500);
 	if (rank != 1) {
-		CHECK(comm_allreduce(comm, buffer, buffer, 300000, COMM_F32, COMM_SUM, &request) == ST_OK);
+		REQUIRE(comm_allreduce(comm, buffer, buffer, 300000, COMM_F32, COMM_SUM, &request) == ST_OK);
 		enum st_status status = comm_wait(comm, &request);
-		CHECK(status == ST_ERR_ABORTED);
+		REQUIRE(status == ST_ERR_ABORTED);
 		keep_text(job, rank, status);
 	}
 	free(buffer);
@@ -422,7 +416,7 @@ static void quit(struct job *job, uint32_t rank, struct comm *comm)
 		enum st_status status = comm_allreduce(comm, &x, &x, 1, COMM_F32, COMM_SUM, &request);
 		if (status == ST_OK)
 			status = comm_wait(comm, &request);
-		CHECK(status == ST_ERR_ABORTED);
+		REQUIRE(status == ST_ERR_ABORTED);
 		keep_text(job, rank, status);
 	}
 	pthread_barrier_wait(&job->all);
@@ -435,7 +429,7 @@ static void abandon(struct job *job, uint32_t rank, struct comm *comm)
 	float x[100] = {0};
 	struct comm_request *requests[5];
 	for (int i = 0; i < 5; i++)
-		CHECK(comm_allreduce(comm, x, x, 100, COMM_F32, COMM_SUM, &requests[i]) == ST_OK);
+		REQUIRE(comm_allreduce(comm, x, x, 100, COMM_F32, COMM_SUM, &requests[i]) == ST_OK);
 	pthread_barrier_wait(&job->all);
 }
 
@@ -470,7 +464,7 @@ static void failures_are_told(void)
 		all_say(&other, 99, "broadcast 1 of 100 f32 from rank 0");
 
 		struct job away = {0};
-		CHECK(comm_options_init(&away.options) == ST_OK);
+		REQUIRE(comm_options_init(&away.options) == ST_OK);
 		away.options.arrival_timeout_ms = 700;
 		run_job(&away, 4, names, masks[mask], stay_away);
 		all_say(&away, 2, "rank 2");
@@ -482,7 +476,7 @@ static void failures_are_told(void)
 		int64_t began = st_now_ns();
 		run_job(&gone, 4, names, masks[mask], leave);
 		all_say(&gone, 1, "rank 1");
-		CHECK(st_now_ns() - began < 60 * ST_NS_PER_S);
+		REQUIRE(st_now_ns() - began < 60 * ST_NS_PER_S);
 
 		struct job quitter = {0};
 		run_job(&quitter, 4, names, masks[mask], quit);
@@ -499,7 +493,7 @@ static void *create_in_vain(void *argument)
 	struct thread *thread = argument;
 	struct comm *comm = NULL;
 	enum st_status status = comm_create_over(thread->job->bootstraps[thread->rank], &thread->job->options, &comm);
-	CHECK(status != ST_OK && !comm);
+	REQUIRE(status != ST_OK && !comm);
 	keep_text(thread->job, thread->rank, status);
 	return NULL;
 }
@@ -510,15 +504,15 @@ static void shared_memory_alone_is_not_enough_for_two_nodes(void)
 	struct job job = {.size = 3};
 	pthread_t threads[3];
 	struct thread arguments[3];
-	CHECK(comm_options_init(&job.options) == ST_OK);
+	REQUIRE(comm_options_init(&job.options) == ST_OK);
 	job.options.transports = COMM_TRANSPORT_SHM;
-	CHECK(bootstrap_threads(3, nodes, job.bootstraps) == ST_OK);
+	REQUIRE(bootstrap_threads(3, nodes, job.bootstraps) == ST_OK);
 	for (uint32_t r = 0; r < 3; r++) {
 		arguments[r] = (struct thread){&job, r};
-		CHECK(!pthread_create(&threads[r], NULL, create_in_vain, &arguments[r]));
+		REQUIRE(!pthread_create(&threads[r], NULL, create_in_vain, &arguments[r]));
 	}
 	for (uint32_t r = 0; r < 3; r++)
-		CHECK(!pthread_join(threads[r], NULL));
+		REQUIRE(!pthread_join(threads[r], NULL));
 	for (uint32_t r = 0; r < 3; r++)
 		job.bootstraps[r]->finish(job.bootstraps[r]);
 	all_say(&job, 99, "the transports allowed are shm only, and the job spans 2 nodes (left, right)");
@@ -534,19 +528,19 @@ static void options_are_checked(void)
 	struct comm_options options;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		setenv(bad[i].name, bad[i].value, 1);
-		CHECK(comm_options_init(&options) == ST_ERR_CONFIG);
-		CHECK(strstr(st_message(), bad[i].name) && strstr(st_message(), "'"));
+		REQUIRE(comm_options_init(&options) == ST_ERR_CONFIG);
+		REQUIRE(strstr(st_message(), bad[i].name) && strstr(st_message(), "'"));
 		unsetenv(bad[i].name);
 	}
 	setenv("SYNCTRAIN_TRANSPORT", "tcp+shm", 1);
 	setenv("SYNCTRAIN_CHUNK_BYTES", "4096", 1);
-	CHECK(comm_options_init(&options) == ST_OK && options.transports == 3 && options.chunk_bytes == 4096);
-	CHECK(options.accumulate == COMM_ACCUMULATE_F32);
+	REQUIRE(comm_options_init(&options) == ST_OK && options.transports == 3 && options.chunk_bytes == 4096);
+	REQUIRE(options.accumulate == COMM_ACCUMULATE_F32);
 	setenv("SYNCTRAIN_ACCUMULATE", "wire", 1);
-	CHECK(comm_options_init(&options) == ST_OK && options.accumulate == COMM_ACCUMULATE_WIRE);
+	REQUIRE(comm_options_init(&options) == ST_OK && options.accumulate == COMM_ACCUMULATE_WIRE);
 	unsetenv("SYNCTRAIN_ACCUMULATE");
 	setenv("SYNCTRAIN_TRANSPORT", "tcp", 1);
-	CHECK(comm_options_init(&options) == ST_OK && options.transports == COMM_TRANSPORT_TCP);
+	REQUIRE(comm_options_init(&options) == ST_OK && options.transports == COMM_TRANSPORT_TCP);
 	unsetenv("SYNCTRAIN_TRANSPORT");
 	unsetenv("SYNCTRAIN_CHUNK_BYTES");
 }

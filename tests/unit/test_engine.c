@@ -9,16 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "common/clock.h"
 #include "libcomm/engine.h"
-
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 enum { RANKS = 3, SLOTS = 2, CHUNK_BYTES = 1024, ELEMENTS = 100003 };
 static const char *const hosts[RANKS] = {"alpha", "beta", "gamma"};
@@ -34,19 +27,19 @@ struct rank {
 static struct plan_step *step(struct plan *plan, enum plan_step_kind kind, uint16_t channel)
 {
 	struct plan_step *made = plan_add_step(plan, kind);
-	CHECK(made);
+	REQUIRE(made);
 	made->channel = channel;
 	return made;
 }
 
 static void from(struct plan *plan, struct plan_step *to, struct plan_operand source)
 {
-	CHECK(plan_add_source(plan, to, &source));
+	REQUIRE(plan_add_source(plan, to, &source));
 }
 
 static struct plan_step *into(struct plan *plan, struct plan_step *to, struct plan_operand destination)
 {
-	CHECK(plan_set_destination(plan, to, &destination));
+	REQUIRE(plan_set_destination(plan, to, &destination));
 	return to;
 }
 
@@ -59,7 +52,7 @@ static struct plan_operand operand(enum plan_space space, uint16_t channel, int3
 static struct plan *star(uint32_t rank, bool mapped)
 {
 	struct plan *plan = plan_new();
-	CHECK(plan);
+	REQUIRE(plan);
 	plan->collective = PLAN_ALLREDUCE;
 	plan->rank = rank;
 	plan->size = RANKS;
@@ -70,8 +63,8 @@ static struct plan *star(uint32_t rank, bool mapped)
 	plan->slots = SLOTS;
 	if (rank == 0) {
 		for (uint32_t peer = 1; peer < RANKS; peer++) {
-			CHECK(plan_add_channel(plan, peer, false, mapped, 0));
-			CHECK(plan_add_channel(plan, peer, true, mapped, 0));
+			REQUIRE(plan_add_channel(plan, peer, false, mapped, 0));
+			REQUIRE(plan_add_channel(plan, peer, true, mapped, 0));
 		}
 		for (uint16_t in = 0; in < 4; in += 2) {
 			into(plan, step(plan, PLAN_READY, in), operand(PLAN_SCRATCH, in, 0));
@@ -96,7 +89,7 @@ static struct plan *star(uint32_t rank, bool mapped)
 		}
 		return plan;
 	}
-	CHECK(plan_add_channel(plan, 0, true, mapped, 0) && plan_add_channel(plan, 0, false, mapped, 0));
+	REQUIRE(plan_add_channel(plan, 0, true, mapped, 0) && plan_add_channel(plan, 0, false, mapped, 0));
 	step(plan, PLAN_LOOP, 0)->count = plan->chunks;
 	into(plan, step(plan, PLAN_READY, 1), operand(mapped ? PLAN_SCRATCH : PLAN_OUTPUT, 1, 0));
 	from(plan, step(plan, PLAN_PUT, 0), operand(PLAN_INPUT, 0, 0));
@@ -115,15 +108,15 @@ static void *rank_main(void *argument)
 	struct engine_options options = {.rank = rank->rank, .host = hosts[rank->rank], .arrival_timeout_ms = 60000, .crowded = true,
 					 .stream_bytes = SIZE_MAX};
 	struct engine *engine;
-	CHECK(engine_create(&options, &engine) == ST_OK);
+	REQUIRE(engine_create(&options, &engine) == ST_OK);
 	for (uint32_t peer = 0; peer < RANKS; peer++) {
 		struct transport_ends ends = {rank->rank, peer, hosts[rank->rank], hosts[peer]};
 		struct link *link;
 		if (rank->fds[peer] < 0)
 			continue;
-		CHECK(rank->ops->open(rank->fds[peer], &ends, SLOTS, CHUNK_BYTES, 10000, &link) == ST_OK);
-		CHECK(engine_add_link(engine, link, 0) == ST_OK);
-		CHECK(engine_link(engine, peer, 0) == link && !engine_link(engine, peer, 1));
+		REQUIRE(rank->ops->open(rank->fds[peer], &ends, SLOTS, CHUNK_BYTES, 10000, &link) == ST_OK);
+		REQUIRE(engine_add_link(engine, link, 0) == ST_OK);
+		REQUIRE(engine_link(engine, peer, 0) == link && !engine_link(engine, peer, 1));
 	}
 	rank->body(rank, engine);
 	engine_free(engine);
@@ -135,25 +128,25 @@ static void run_star(const struct transport_ops *ops, void (*body)(struct rank *
 	struct rank ranks[RANKS];
 	pthread_t threads[RANKS];
 	pthread_barrier_t all;
-	CHECK(!pthread_barrier_init(&all, NULL, RANKS));
+	REQUIRE(!pthread_barrier_init(&all, NULL, RANKS));
 	for (uint32_t r = 0; r < RANKS; r++) {
 		ranks[r] = (struct rank){.rank = r, .ops = ops, .body = body, .all = &all};
 		memset(ranks[r].fds, 0xff, sizeof ranks[r].fds);
 	}
 	for (uint32_t peer = 1; peer < RANKS; peer++) {
 		int pair[2];
-		CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+		REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
 		ranks[0].fds[peer] = pair[0];
 		ranks[peer].fds[0] = pair[1];
 	}
 	int pair[2];
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
 	ranks[1].fds[2] = pair[0];
 	ranks[2].fds[1] = pair[1];
 	for (uint32_t r = 0; r < RANKS; r++)
-		CHECK(!pthread_create(&threads[r], NULL, rank_main, &ranks[r]));
+		REQUIRE(!pthread_create(&threads[r], NULL, rank_main, &ranks[r]));
 	for (uint32_t r = 0; r < RANKS; r++)
-		CHECK(!pthread_join(threads[r], NULL));
+		REQUIRE(!pthread_join(threads[r], NULL));
 	pthread_barrier_destroy(&all);
 }
 
@@ -163,24 +156,24 @@ static void adds_up(struct rank *rank, struct engine *engine)
 {
 	struct engine_plan *bound;
 	float *input = malloc(ELEMENTS * sizeof(float)), *output = malloc(ELEMENTS * sizeof(float));
-	CHECK(input && output && engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
+	REQUIRE(input && output && engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
 	for (int round = 0; round < 20; round++) {
 		struct comm_request *request;
 		for (size_t i = 0; i < ELEMENTS; i++)
 			input[i] = (float)((i + (size_t)round) % 1000 * (rank->rank + 1));
 		if (round == 5 && rank->rank == 2)
 			usleep(60000); /* the others go to sleep */
-		CHECK(engine_submit(engine, bound, false, input, output, signature, &request) == ST_OK);
-		CHECK(engine_plan_users(bound) <= 1);
-		CHECK(engine_wait(engine, &request) == ST_OK && !request && engine_plan_users(bound) == 0);
+		REQUIRE(engine_submit(engine, bound, false, input, output, signature, &request) == ST_OK);
+		REQUIRE(engine_plan_users(bound) <= 1);
+		REQUIRE(engine_wait(engine, &request) == ST_OK && !request && engine_plan_users(bound) == 0);
 		for (size_t i = 0; i < ELEMENTS; i++)
-			CHECK(output[i] == (float)((i + (size_t)round) % 1000 * 6));
+			REQUIRE(output[i] == (float)((i + (size_t)round) % 1000 * 6));
 	}
 	struct comm_counters counters;
 	engine_counters(engine, &counters);
-	CHECK(counters.operations == 20);
-	CHECK(rank->ops->mapped ? counters.shm_puts && !counters.tcp_puts : counters.tcp_puts && !counters.shm_puts);
-	CHECK(rank->rank != 0 || (counters.reduced_bytes == 20ull * 3 * ELEMENTS * sizeof(float) && counters.sleeps));
+	REQUIRE(counters.operations == 20);
+	REQUIRE(rank->ops->mapped ? counters.shm_puts && !counters.tcp_puts : counters.tcp_puts && !counters.shm_puts);
+	REQUIRE(rank->rank != 0 || (counters.reduced_bytes == 20ull * 3 * ELEMENTS * sizeof(float) && counters.sleeps));
 	pthread_barrier_wait(rank->all);
 	engine_unbind(bound);
 	free(input);
@@ -199,9 +192,9 @@ static void run_plan(struct engine *engine, struct plan *plan, const float *inpu
 	struct engine_plan *bound;
 	struct comm_request *request;
 	struct transport_signature mine = {.count = plan->elements, .collective = (uint8_t)plan->collective, .type = COMM_F32};
-	CHECK(engine_bind(engine, plan, &bound) == ST_OK);
-	CHECK(engine_submit(engine, bound, true, input, output, mine, &request) == ST_OK);
-	CHECK(engine_wait(engine, &request) == ST_OK);
+	REQUIRE(engine_bind(engine, plan, &bound) == ST_OK);
+	REQUIRE(engine_submit(engine, bound, true, input, output, mine, &request) == ST_OK);
+	REQUIRE(engine_wait(engine, &request) == ST_OK);
 }
 
 static void shards_may_differ(struct rank *rank, struct engine *engine)
@@ -212,7 +205,7 @@ static void shards_may_differ(struct rank *rank, struct engine *engine)
 	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
 		const uint64_t *offsets = cases[c], elements = offsets[RANKS];
 		float *all = malloc((elements + 1) * sizeof *all), *own = malloc((elements + 1) * sizeof *own);
-		CHECK(all && own);
+		REQUIRE(all && own);
 		struct plan_shape shape = {.rank = me, .size = RANKS, .elements = elements, .offsets = offsets, .chunk_elements = CHUNK_BYTES / sizeof(float),
 					   .slots = SLOTS, .mapped = all_mapped, .mapped_context = &mapped};
 		for (uint32_t r = 0; r < RANKS; r++)
@@ -225,19 +218,19 @@ static void shards_may_differ(struct rank *rank, struct engine *engine)
 				own[i] = (float)(i + offsets[me]);
 				all[i] = -1;
 			}
-			CHECK((way ? plan_build_bruck : plan_build_ring)(&shape, &plan) == ST_OK);
+			REQUIRE((way ? plan_build_bruck : plan_build_ring)(&shape, &plan) == ST_OK);
 			run_plan(engine, plan, own, all);
 			for (uint64_t i = 0; i < elements; i++)
-				CHECK(all[i] == (float)i);
+				REQUIRE(all[i] == (float)i);
 		}
 		struct plan *plan;
 		shape.collective = PLAN_REDUCE_SCATTER;
 		for (uint64_t i = 0; i < elements; i++)
 			all[i] = (float)(i * (me + 1));
-		CHECK(plan_build_ring(&shape, &plan) == ST_OK);
+		REQUIRE(plan_build_ring(&shape, &plan) == ST_OK);
 		run_plan(engine, plan, all, own);
 		for (uint64_t i = 0; i < offsets[me + 1] - offsets[me]; i++)
-			CHECK(own[i] == (float)((offsets[me] + i) * 6));
+			REQUIRE(own[i] == (float)((offsets[me] + i) * 6));
 		free(all);
 		free(own);
 	}
@@ -248,13 +241,13 @@ static void misfits_are_not_bound(struct rank *rank, struct engine *engine)
 {
 	struct engine_plan *bound = NULL;
 	struct plan *plan = star(rank->rank, !rank->ops->mapped);
-	CHECK(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
 	plan = star(rank->rank, rank->ops->mapped);
 	plan->channels[0].index = 7;
-	CHECK(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
 	plan = star(rank->rank, rank->ops->mapped);
 	plan->steps[plan->step_count - 1].kind = PLAN_LOOP;
-	CHECK(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
 	pthread_barrier_wait(rank->all);
 }
 
@@ -263,17 +256,17 @@ static void the_one_who_is_gone_is_named(struct rank *rank, struct engine *engin
 	struct engine_plan *bound;
 	static float buffers[RANKS][2][ELEMENTS];
 	struct comm_request *requests[3];
-	CHECK(engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
+	REQUIRE(engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
 	if (rank->rank == 0)
 		for (int i = 0; i < 3; i++)
-			CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[i]) == ST_OK);
+			REQUIRE(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[i]) == ST_OK);
 	if (rank->rank == 0) {
-		CHECK(engine_wait(engine, &requests[0]) == ST_ERR_ABORTED);
-		CHECK(strstr(st_message(), "is gone") && strstr(st_message(), "allreduce 1 of 100003 f32"));
-		CHECK(strstr(st_message(), "rank 1 on beta") || strstr(st_message(), "rank 2 on gamma"));
-		CHECK(engine_test(engine, &requests[2]) == ST_ERR_ABORTED && engine_wait(engine, &requests[1]) == ST_ERR_ABORTED);
-		CHECK(engine_progress(engine) == ST_ERR_ABORTED && engine_failure(engine) == ST_ERR_ABORTED);
-		CHECK(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[0]) == ST_ERR_ABORTED);
+		REQUIRE(engine_wait(engine, &requests[0]) == ST_ERR_ABORTED);
+		REQUIRE(strstr(st_message(), "is gone") && strstr(st_message(), "allreduce 1 of 100003 f32"));
+		REQUIRE(strstr(st_message(), "rank 1 on beta") || strstr(st_message(), "rank 2 on gamma"));
+		REQUIRE(engine_test(engine, &requests[2]) == ST_ERR_ABORTED && engine_wait(engine, &requests[1]) == ST_ERR_ABORTED);
+		REQUIRE(engine_progress(engine) == ST_ERR_ABORTED && engine_failure(engine) == ST_ERR_ABORTED);
+		REQUIRE(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[0]) == ST_ERR_ABORTED);
 	}
 	engine_unbind(bound);
 }
@@ -285,7 +278,7 @@ int main(void)
 		const struct plan *view[RANKS];
 		for (uint32_t r = 0; r < RANKS; r++)
 			view[r] = star(r, all[i]->mapped);
-		CHECK(plan_verify(view, RANKS, 3) == ST_OK);
+		REQUIRE(plan_verify(view, RANKS, 3) == ST_OK);
 		for (uint32_t r = 0; r < RANKS; r++)
 			plan_free((struct plan *)(uintptr_t)view[r]);
 		run_star(all[i], adds_up);

@@ -7,16 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "libcomm/bootstrap.h"
 #include "libcomm/comm.h"
-
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 enum { RANKS = 2 };
 /* Odd, and more than 2^31 bytes. */
@@ -35,16 +28,16 @@ static void *rank_main(void *argument)
 	struct comm_options options;
 	struct comm *comm;
 	struct comm_request *request;
-	CHECK(comm_options_init(&options) == ST_OK);
+	REQUIRE(comm_options_init(&options) == ST_OK);
 	options.transports = transports;
-	CHECK(comm_create_over(bootstraps[rank], &options, &comm) == ST_OK);
+	REQUIRE(comm_create_over(bootstraps[rank], &options, &comm) == ST_OK);
 	float *buffer = mmap(NULL, count * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	CHECK(buffer != MAP_FAILED);
+	REQUIRE(buffer != MAP_FAILED);
 	madvise(buffer, count * sizeof(float), MADV_HUGEPAGE);
 	for (size_t i = 0; i < count; i++)
 		buffer[i] = value(rank, i);
-	CHECK(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
-	CHECK(comm_wait(comm, &request) == ST_OK);
+	REQUIRE(comm_allreduce(comm, buffer, buffer, count, COMM_F32, COMM_SUM, &request) == ST_OK);
+	REQUIRE(comm_wait(comm, &request) == ST_OK);
 	for (size_t i = 0; i < count; i++)
 		if (buffer[i] != value(0, i) + value(1, i)) {
 			fprintf(stderr, "rank %u, element %zu: %f\n", rank, i, (double)buffer[i]);
@@ -56,10 +49,10 @@ static void *rank_main(void *argument)
 	if (rank == 1)
 		for (size_t i = 0; i < length; i += 4099)
 			bytes[i] = (unsigned char)(i / 4099 * 7);
-	CHECK(comm_broadcast(comm, bytes, length, COMM_U8, 1, &request) == ST_OK);
-	CHECK(comm_wait(comm, &request) == ST_OK);
+	REQUIRE(comm_broadcast(comm, bytes, length, COMM_U8, 1, &request) == ST_OK);
+	REQUIRE(comm_wait(comm, &request) == ST_OK);
 	for (size_t i = 0; i < length; i += 4099)
-		CHECK(bytes[i] == (unsigned char)(i / 4099 * 7));
+		REQUIRE(bytes[i] == (unsigned char)(i / 4099 * 7));
 	munmap(buffer, length);
 	comm_free(comm);
 	return NULL;
@@ -78,11 +71,11 @@ int main(void)
 #endif
 	for (transports = COMM_TRANSPORT_SHM; transports <= COMM_TRANSPORT_TCP; transports++) {
 		pthread_t threads[RANKS];
-		CHECK(bootstrap_threads(RANKS, NULL, bootstraps) == ST_OK);
+		REQUIRE(bootstrap_threads(RANKS, NULL, bootstraps) == ST_OK);
 		for (uintptr_t r = 0; r < RANKS; r++)
-			CHECK(!pthread_create(&threads[r], NULL, rank_main, (void *)r));
+			REQUIRE(!pthread_create(&threads[r], NULL, rank_main, (void *)r));
 		for (int r = 0; r < RANKS; r++)
-			CHECK(!pthread_join(threads[r], NULL));
+			REQUIRE(!pthread_join(threads[r], NULL));
 		for (int r = 0; r < RANKS; r++)
 			bootstraps[r]->finish(bootstraps[r]);
 	}

@@ -4,17 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "libcomm/plan.h"
 
 static unsigned long proved;
-
-#define CHECK(x)                                                                                                     \
-	do {                                                                                                         \
-		if (!(x)) {                                                                                          \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                                     \
-		}                                                                                                    \
-	} while (0)
 
 static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
 {
@@ -26,7 +19,7 @@ static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
 static struct plan **build_all(struct plan_shape shape, uint32_t mapped)
 {
 	struct plan **plans = calloc(shape.size, sizeof *plans);
-	CHECK(plans);
+	REQUIRE(plans);
 	shape.mapped = is_mapped;
 	shape.mapped_context = &mapped;
 	for (uint32_t position = 0; position < shape.size; position++) {
@@ -95,11 +88,11 @@ static void thousands_of_ranks(uint32_t size)
 {
 	struct plan_shape shape = {.collective = PLAN_ALLREDUCE, .size = size, .elements = 100000, .chunk_elements = 1000, .slots = 4};
 	struct plan **plans = build_all(shape, 0xfffefffe);
-	CHECK(plan_verify((const struct plan *const *)plans, size, 1) == ST_OK);
+	REQUIRE(plan_verify((const struct plan *const *)plans, size, 1) == ST_OK);
 	/* The plan's memory is the same as for nine ranks. */
 	shape.size = 9;
 	struct plan **few = build_all(shape, 0xfffefffe);
-	CHECK(plans[0]->step_count == few[0]->step_count);
+	REQUIRE(plans[0]->step_count == few[0]->step_count);
 	free_all(few, 9);
 	free_all(plans, size);
 }
@@ -113,7 +106,7 @@ static void bad_shapes_are_refused(void)
 	do {                                                                   \
 		bad = good;                                                    \
 		change;                                                        \
-		CHECK(plan_build_ring(&bad, &plan) == ST_ERR_USAGE && !plan); \
+		REQUIRE(plan_build_ring(&bad, &plan) == ST_ERR_USAGE && !plan); \
 	} while (0)
 	REFUSED(bad.size = 0);
 	REFUSED(bad.rank = 3);
@@ -127,7 +120,7 @@ static void bad_shapes_are_refused(void)
 	REFUSED((bad.collective = PLAN_BARRIER, bad.elements = 1));
 	REFUSED((bad.elements = UINT64_C(1) << 59, bad.chunk_elements = 1));
 	REFUSED(bad.collective = (enum plan_collective)77);
-	CHECK(plan_build_ring(&good, &plan) == ST_OK && plan);
+	REQUIRE(plan_build_ring(&good, &plan) == ST_OK && plan);
 	plan_free(plan);
 }
 
@@ -137,16 +130,16 @@ static void chunks_cover_the_range_once(void)
 		for (uint64_t elements = 0; elements < 200; elements += 13) {
 			struct plan_shape shape = {.collective = PLAN_ALLREDUCE, .size = size, .elements = elements, .chunk_elements = 5, .slots = 4};
 			struct plan *plan;
-			CHECK(plan_build_ring(&shape, &plan) == ST_OK);
+			REQUIRE(plan_build_ring(&shape, &plan) == ST_OK);
 			uint64_t next = 0;
 			for (uint64_t b = 0; b < plan->blocks; b++)
 				for (uint64_t c = 0; c < plan->chunks; c++) {
 					uint64_t offset, length;
 					plan_chunk_range(plan, b, c, &offset, &length);
-					CHECK(length <= shape.chunk_elements && offset == next);
+					REQUIRE(length <= shape.chunk_elements && offset == next);
 					next += length;
 				}
-			CHECK(next == elements);
+			REQUIRE(next == elements);
 			plan_free(plan);
 		}
 }
@@ -155,12 +148,12 @@ static void printing_tells_the_needed_size(void)
 {
 	struct plan_shape shape = {.collective = PLAN_ALLREDUCE, .size = 3, .elements = 100, .chunk_elements = 8, .slots = 4};
 	struct plan *plan;
-	CHECK(plan_build_ring(&shape, &plan) == ST_OK);
+	REQUIRE(plan_build_ring(&shape, &plan) == ST_OK);
 	size_t need = plan_print(plan, NULL, 0);
 	char *text = malloc(need + 1), few[10];
-	CHECK(text && plan_print(plan, text, need + 1) == need && strlen(text) == need);
-	CHECK(plan_print(plan, few, sizeof few) == need && !strncmp(few, text, 9) && !few[9]);
-	CHECK(strstr(text, "reduce") && strstr(text, "wait 0") && strstr(text, "end"));
+	REQUIRE(text && plan_print(plan, text, need + 1) == need && strlen(text) == need);
+	REQUIRE(plan_print(plan, few, sizeof few) == need && !strncmp(few, text, 9) && !few[9]);
+	REQUIRE(strstr(text, "reduce") && strstr(text, "wait 0") && strstr(text, "end"));
 	free(text);
 	plan_free(plan);
 }

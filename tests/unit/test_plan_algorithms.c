@@ -7,16 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "common/clock.h"
 #include "libcomm/plan.h"
-
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 static const struct algorithm {
 	const char *name;
@@ -64,7 +57,7 @@ static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
 static struct plan **build_all(const struct algorithm *algorithm, struct plan_shape shape, struct links links)
 {
 	struct plan **plans = calloc(shape.size, sizeof *plans);
-	CHECK(plans);
+	REQUIRE(plans);
 	shape.mapped = is_mapped;
 	shape.mapped_context = &links;
 	for (shape.rank = 0; shape.rank < shape.size; shape.rank++)
@@ -102,7 +95,7 @@ static void prove(const struct algorithm *algorithm, const struct plan_shape *sh
 			uint64_t longest = shape->offsets ? shape->longest : plan_block_elements(plan, 0);
 			if (longest > plan->chunk_elements)
 				longest = plan->chunk_elements;
-			CHECK(plan->operands[o].space != PLAN_SCRATCH || span * longest <= shape->chunk_elements);
+			REQUIRE(plan->operands[o].space != PLAN_SCRATCH || span * longest <= shape->chunk_elements);
 		}
 	proved++;
 	free_all(plans, shape->size);
@@ -229,7 +222,7 @@ static void a_large_job(const struct algorithm *algorithm, enum plan_collective 
 {
 	enum { SIZE = 131072 };
 	uint32_t *order = malloc(SIZE * sizeof *order), *position = malloc(SIZE * sizeof *position), *starts = malloc((SIZE + 1) * sizeof *starts);
-	CHECK(order && position && starts);
+	REQUIRE(order && position && starts);
 	shuffle(order, SIZE);
 	for (uint32_t i = 0; i < SIZE; i++)
 		position[order[i]] = i;
@@ -252,20 +245,20 @@ static void a_large_job(const struct algorithm *algorithm, enum plan_collective 
 			shape.elements = shape.elements / size * size;
 		struct plan *plan;
 		int64_t began = st_now_ns();
-		CHECK(algorithm->build(&shape, &plan) == ST_OK);
+		REQUIRE(algorithm->build(&shape, &plan) == ST_OK);
 		int64_t took = st_now_ns() - began;
 		if (took > slowest)
 			slowest = took;
 		if (took < fastest)
 			fastest = took;
-		CHECK(plan_check(plan) == ST_OK);
+		REQUIRE(plan_check(plan) == ST_OK);
 		if (plan_bytes(plan) > largest)
 			largest = plan_bytes(plan);
 		plan_free(plan);
 	}
 	printf("%-12s %-14s 131,072 ranks: at most %zu bytes, %.4f to %.4f ms\n", algorithm->name, plan_collective_name(collective), largest,
 	       (double)fastest / 1e6, (double)slowest / 1e6);
-	CHECK(largest < 65536);
+	REQUIRE(largest < 65536);
 	free(order);
 	free(position);
 	free(starts);
@@ -278,7 +271,7 @@ static void other_collectives_are_refused(const struct algorithm *algorithm)
 		struct plan *plan = NULL;
 		if (algorithm->collectives >> collective & 1 || algorithm->build == plan_build_ring)
 			continue;
-		CHECK(algorithm->build(&shape, &plan) == ST_ERR_USAGE && !plan && strstr(st_message(), plan_collective_name(shape.collective)));
+		REQUIRE(algorithm->build(&shape, &plan) == ST_ERR_USAGE && !plan && strstr(st_message(), plan_collective_name(shape.collective)));
 	}
 }
 

@@ -11,17 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "libcomm/plan.h"
 
 #define MAX_RANKS 9
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
-
 static uint64_t state = 88172645463325252u;
 static uint32_t draw(uint32_t n)
 {
@@ -88,7 +81,7 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 		trouble = true;
 		area.span = plan->blocks - block;
 	}
-	CHECK(area.span <= MAX_SPAN);
+	REQUIRE(area.span <= MAX_SPAN);
 	for (uint32_t i = 0; i < area.span; i++) {
 		plan_chunk_range(plan, block + i, chunk, &offset, &area.elements[i]);
 		if ((operand->space == PLAN_INPUT ? plan->compact_input : operand->space == PLAN_OUTPUT ? plan->compact_output : false) &&
@@ -275,7 +268,7 @@ static bool advance(struct adversary_rank *rank)
 		if (wire->grants == wire->room) {
 			wire->room = wire->room ? 2 * wire->room : 32;
 			wire->messages = realloc(wire->messages, wire->room * sizeof *wire->messages);
-			CHECK(wire->messages);
+			REQUIRE(wire->messages);
 		}
 		message = &wire->messages[wire->grants++];
 		memset(message, 0, sizeof *message);
@@ -340,14 +333,14 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		const struct plan *plan = plans[r];
 		ranks[r].plan = plan;
 		for (int i = 0; i < 2 * REPEATS; i++)
-			CHECK(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks, sizeof(struct value)));
-		CHECK(ranks[r].slots = calloc(plan->channel_count * plan->slots * MAX_SPAN + 1, sizeof(struct value)));
+			REQUIRE(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks, sizeof(struct value)));
+		REQUIRE(ranks[r].slots = calloc(plan->channel_count * plan->slots * MAX_SPAN + 1, sizeof(struct value)));
 		for (uint32_t i = 0; i < plan->channel_count * plan->slots * MAX_SPAN; i++)
 			ranks[r].slots[i].what = GARBAGE;
 		begin_operation(&ranks[r]);
 		for (uint32_t i = 0; i < plan->channel_count; i++)
 			if (plan->channels[i].outgoing) {
-				CHECK(all[wire_count] = calloc(1, sizeof *all[0]));
+				REQUIRE(all[wire_count] = calloc(1, sizeof *all[0]));
 				ranks[r].wires[i] = all[wire_count++];
 			}
 	}
@@ -597,7 +590,7 @@ static uint64_t behaviour(const struct plan *plan)
 	while (rank.at < plan->step_count) {
 		const struct plan_step *step = &plan->steps[rank.at];
 		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || plan_affine_value(&step->guard, rank.vars) < 0) {
-			CHECK(advance(&rank));
+			REQUIRE(advance(&rank));
 			continue;
 		}
 		rank.at++;
@@ -667,7 +660,7 @@ static void build_with(const struct algorithm *algorithm, struct plan_shape shap
 	shape.mapped_context = &mapped;
 	for (uint32_t p = 0; p < shape.size; p++) {
 		shape.rank = p;
-		CHECK(algorithm->build(&shape, &plans[p]) == ST_OK);
+		REQUIRE(algorithm->build(&shape, &plans[p]) == ST_OK);
 	}
 }
 
@@ -694,7 +687,7 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 	const struct plan *const *view = (const struct plan *const *)plans;
 	struct plan *original = plans[victim];
 	const uint64_t unchanged = behaviour(original);
-	CHECK(plan_verify(view, size, REPEATS) == ST_OK);
+	REQUIRE(plan_verify(view, size, REPEATS) == ST_OK);
 	for (unsigned i = 0; i < runs; i++)
 		if (!survives(view, size)) {
 			fprintf(stderr, "a right plan fails with the adversary\n");
@@ -704,7 +697,7 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 		for (uint32_t at = 0; at < original->step_count; at++)
 			for (unsigned which = 0; which < 3; which++) {
 				struct plan *mutant = plan_clone(original);
-				CHECK(mutant);
+				REQUIRE(mutant);
 				if (!mutate(mutant, (enum mutation)mutation, at, which)) {
 					plan_free(mutant);
 					continue;
@@ -727,7 +720,7 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 							exit(1);
 						}
 				} else {
-					CHECK(status == ST_ERR_INTERNAL && strstr(st_message(), "rank"));
+					REQUIRE(status == ST_ERR_INTERNAL && strstr(st_message(), "rank"));
 					tally[mutation].refused++;
 					/* The adversary is one: it finds most of the refused mutants wrong by itself. */
 					if (!malformed && tally[mutation].refused % 16 == 0) {
@@ -791,7 +784,7 @@ static uint32_t find(const struct plan *plan, enum plan_step_kind kind, unsigned
 	for (uint32_t i = 0; i < plan->step_count; i++)
 		if (plan->steps[i].kind == kind && !number--)
 			return i;
-	CHECK(!"no such step");
+	REQUIRE(!"no such step");
 	return 0;
 }
 
@@ -854,7 +847,7 @@ static void known_faults(void)
 	struct plan_operand sum_so_far = plan->operands[again->sources], own = plan->operands[again->sources + 1];
 	sum_so_far.partial.base = 1;
 	again->source_count = 0;
-	CHECK(plan_add_source(plan, again, &sum_so_far) && plan_add_source(plan, again, &own));
+	REQUIRE(plan_add_source(plan, again, &sum_so_far) && plan_add_source(plan, again, &own));
 	must_refuse(4, "added twice", "exactly once");
 
 	plan = mutant_of(sum, 0, 3);
@@ -878,7 +871,7 @@ static void known_faults(void)
 	early->keep = true;
 	struct plan_operand result = plan->operands[early->sources + 1];
 	result.space = PLAN_OUTPUT;
-	CHECK(plan_set_destination(plan, early, &result));
+	REQUIRE(plan_set_destination(plan, early, &result));
 	must_refuse(4, "rounded and divided too early", "is finished but does not hold every input exactly once");
 
 	plan = mutant_of(sum, 0, 3);
@@ -978,7 +971,7 @@ int main(void)
 		printf("%-52s %10lu %10lu\n", mutation_names[m], tally[m].refused, tally[m].accepted);
 		refused += tally[m].refused;
 		accepted += tally[m].accepted;
-		CHECK(tally[m].refused); /* every kind of mutation was there, and seen */
+		REQUIRE(tally[m].refused); /* every kind of mutation was there, and seen */
 	}
 	printf("%-52s %10lu %10lu (%.1f %%), each right in all of its runs, %lu together\n", "all", refused, accepted,
 	       100.0 * (double)accepted / (double)(refused + accepted), adversary_runs);
@@ -986,7 +979,7 @@ int main(void)
 	printf("%lu more were the same program written differently\n", same_behaviour);
 	/* Harmless ones are steps that may as well come in another order; of all others there are few. */
 	unsigned long order = tally[SWAP].accepted + tally[TO_BODY_START].accepted + tally[TO_BODY_END].accepted;
-	CHECK((accepted - order) * 20 < refused);
-	CHECK(refused_wrong * 10 > refused_tried * 7);
+	REQUIRE((accepted - order) * 20 < refused);
+	REQUIRE(refused_wrong * 10 > refused_tried * 7);
 	return 0;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "libcomm/number16.h"
 #include "libcomm/reduce.h"
 
@@ -19,14 +20,6 @@ static uint32_t draw(void)
 	state ^= state << 17;
 	return (uint32_t)(state >> 16);
 }
-
-#define CHECK(x)                                                                       \
-	do {                                                                           \
-		if (!(x)) {                                                            \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #x); \
-			exit(1);                                                       \
-		}                                                                      \
-	} while (0)
 
 /* ---- numbers of 16 bits ----------------------------------------------------------------------------------------------------- */
 
@@ -81,10 +74,10 @@ static void all_numbers_of_16_bits(void)
 			float wide = kinds[k].widen((uint16_t)half);
 			uint16_t back = kinds[k].narrow(wide);
 			if (isnan(value)) {
-				CHECK(isnan(wide) && back == (half | quiet));
+				REQUIRE(isnan(wide) && back == (half | quiet));
 				continue;
 			}
-			CHECK((double)wide == value && !signbit(wide) == !signbit(value) && back == half);
+			REQUIRE((double)wide == value && !signbit(wide) == !signbit(value) && back == half);
 		}
 		/* Every value, every half way between neighbours, and the f32 next to each on both sides; both signs. */
 		for (uint16_t half = 0; half < infinity; half++) {
@@ -94,17 +87,17 @@ static void all_numbers_of_16_bits(void)
 				for (int side = -1; side <= 1; side++)
 					for (int sign = -1; sign <= 1; sign += 2) {
 						float value = (float)sign * (side ? nextafterf(at[i], side > 0 ? INFINITY : 0) : at[i]);
-						CHECK(kinds[k].narrow(value) == nearest(table, infinity, (double)value));
+						REQUIRE(kinds[k].narrow(value) == nearest(table, infinity, (double)value));
 					}
 		}
 		for (int i = 0; i < 3000000; i++) {
 			float value = f32_of_bits(draw());
 			if (isnan(value))
-				CHECK(isnan(kinds[k].widen(kinds[k].narrow(value))));
+				REQUIRE(isnan(kinds[k].widen(kinds[k].narrow(value))));
 			else
-				CHECK(kinds[k].narrow(value) == nearest(table, infinity, (double)value));
+				REQUIRE(kinds[k].narrow(value) == nearest(table, infinity, (double)value));
 		}
-		CHECK(kinds[k].narrow(INFINITY) == infinity && kinds[k].narrow(-INFINITY) == (infinity | 0x8000));
+		REQUIRE(kinds[k].narrow(INFINITY) == infinity && kinds[k].narrow(-INFINITY) == (infinity | 0x8000));
 		printf("%s: all 65536 values both ways, all boundaries\n", kinds[k].name);
 	}
 }
@@ -217,8 +210,8 @@ static void once(enum reduce_isa isa, enum comm_type type, enum comm_op op, size
 				exit(1);
 			}
 		for (size_t i = 0; i < bytes; i++)
-			CHECK(got[count * bytes + i] == 0x55);
-		CHECK(v.alias || got == (second ? buffers[5] : buffers[4]) || got[-1] == 0x55);
+			REQUIRE(got[count * bytes + i] == 0x55);
+		REQUIRE(v.alias || got == (second ? buffers[5] : buffers[4]) || got[-1] == 0x55);
 	}
 }
 
@@ -228,7 +221,7 @@ static void kernels_have_the_bits_of_the_plain_loop(void)
 		unsigned kernels = 0;
 		for (int type = 0; type < COMM_TYPES; type++)
 			for (int op = 0; op < COMM_OPS; op++) {
-				CHECK(reduce_kernel_best((enum comm_type)type, (enum comm_op)op));
+				REQUIRE(reduce_kernel_best((enum comm_type)type, (enum comm_op)op));
 				if (!reduce_kernel((enum reduce_isa)isa, (enum comm_type)type, (enum comm_op)op))
 					continue;
 				kernels++;
@@ -250,7 +243,7 @@ static void kernels_have_the_bits_of_the_plain_loop(void)
 			printf("%s: %u kernels with the bits of a plain loop\n", reduce_isa_name((enum reduce_isa)isa), kernels);
 		else
 			printf("%s: not on this machine\n", reduce_isa_name((enum reduce_isa)isa));
-		CHECK(isa != REDUCE_PLAIN || kernels == COMM_TYPES * COMM_OPS);
+		REQUIRE(isa != REDUCE_PLAIN || kernels == COMM_TYPES * COMM_OPS);
 	}
 }
 
@@ -268,7 +261,7 @@ static void kernels_convert_all_numbers_of_16_bits(void)
 				continue;
 			kernel(&(struct reduce_call){.destination = wide, .sources = {halves}, .source_count = 1, .wide_result = true, .count = 65536});
 			for (uint32_t i = 0; i < 65536; i++)
-				CHECK(f32_bits(wide[i]) == f32_bits(k ? f32_from_bf16(halves[i]) : f32_from_f16(halves[i])));
+				REQUIRE(f32_bits(wide[i]) == f32_bits(k ? f32_from_bf16(halves[i]) : f32_from_f16(halves[i])));
 			/* Numbers between the representable ones: the upper and the lower half of each gap, and its middle. */
 			for (uint32_t low = 0; low < 4; low++) {
 				static const uint32_t ends[] = {0, 0x0fff, 0x1000, 0x1001}, ends_bf16[] = {0, 0x7fff, 0x8000, 0x8001};
@@ -277,7 +270,7 @@ static void kernels_convert_all_numbers_of_16_bits(void)
 							      (k ? ends_bf16[low] : ends[low]));
 				kernel(&(struct reduce_call){.destination = back, .sources = {wide}, .source_count = 1, .wide_sources = 1, .count = 65536});
 				for (uint32_t i = 0; i < 65536; i++)
-					CHECK(back[i] == (k ? bf16_from_f32(wide[i]) : f16_from_f32(wide[i])));
+					REQUIRE(back[i] == (k ? bf16_from_f32(wide[i]) : f16_from_f32(wide[i])));
 			}
 		}
 }
@@ -299,7 +292,7 @@ static void kernels_narrow_all_numbers_of_32_bits(void)
 				reduce_function *kernel = reduce_kernel((enum reduce_isa)isa, (enum comm_type)type, COMM_SUM);
 				if (kernel)
 					kernel(&call);
-				CHECK(!kernel || !memcmp(plain, narrow, sizeof plain));
+				REQUIRE(!kernel || !memcmp(plain, narrow, sizeof plain));
 			}
 		}
 	}
@@ -319,24 +312,24 @@ static void kernels_narrow_all_numbers_of_32_bits(void)
 static void operations_mean_what_they_say(void)
 {
 	const float zero = 0.0f, inf = INFINITY, nan = NAN;
-	CHECK(signbit(RESULT(COMM_F32, float, COMM_MIN, 1, zero, -zero)) && signbit(RESULT(COMM_F32, float, COMM_MIN, 1, -zero, zero)));
-	CHECK(!signbit(RESULT(COMM_F32, float, COMM_MAX, 1, zero, -zero)) && !signbit(RESULT(COMM_F32, float, COMM_MAX, 1, -zero, zero)));
-	CHECK(f32_bits(RESULT(COMM_F32, float, COMM_MIN, 1, 1.0f, -nan)) == 0x7fc00000u);
-	CHECK(f32_bits(RESULT(COMM_F32, float, COMM_MAX, 1, nan, 1.0f)) == 0x7fc00000u);
-	CHECK(RESULT(COMM_F32, float, COMM_MIN, 1, inf, -inf) == -inf && RESULT(COMM_F32, float, COMM_MAX, 1, 3.0f, -inf) == 3.0f);
-	CHECK(isnan(RESULT(COMM_F32, float, COMM_SUM, 1, inf, -inf)) && RESULT(COMM_F32, float, COMM_SUM, 1, inf, 1.0f) == inf);
-	CHECK(RESULT(COMM_F32, float, COMM_SUM, 1, 0x1p-149f, 0x1p-149f) == 0x1p-148f);
-	CHECK(RESULT(COMM_F64, double, COMM_AVG, 3, 1.0, 9.0) == 10.0 / 3 && RESULT(COMM_F32, float, COMM_AVG, 3, 1.0f, 9.0f) == 10.0f / 3);
-	CHECK(isnan(RESULT(COMM_F64, double, COMM_MAX, 1, (double)nan, 1.0)) && signbit(RESULT(COMM_F64, double, COMM_MIN, 1, 0.0, -0.0)));
-	CHECK(RESULT(COMM_F16, uint16_t, COMM_MAX, 1, 0x7c01, 0x3c00) == 0x7e00 && RESULT(COMM_BF16, uint16_t, COMM_MIN, 1, 0xffff, 0) == 0x7fc0);
-	CHECK(RESULT(COMM_F16, uint16_t, COMM_MIN, 1, 0x8000, 0) == 0x8000 && RESULT(COMM_BF16, uint16_t, COMM_MAX, 1, 0x8000, 0) == 0);
+	REQUIRE(signbit(RESULT(COMM_F32, float, COMM_MIN, 1, zero, -zero)) && signbit(RESULT(COMM_F32, float, COMM_MIN, 1, -zero, zero)));
+	REQUIRE(!signbit(RESULT(COMM_F32, float, COMM_MAX, 1, zero, -zero)) && !signbit(RESULT(COMM_F32, float, COMM_MAX, 1, -zero, zero)));
+	REQUIRE(f32_bits(RESULT(COMM_F32, float, COMM_MIN, 1, 1.0f, -nan)) == 0x7fc00000u);
+	REQUIRE(f32_bits(RESULT(COMM_F32, float, COMM_MAX, 1, nan, 1.0f)) == 0x7fc00000u);
+	REQUIRE(RESULT(COMM_F32, float, COMM_MIN, 1, inf, -inf) == -inf && RESULT(COMM_F32, float, COMM_MAX, 1, 3.0f, -inf) == 3.0f);
+	REQUIRE(isnan(RESULT(COMM_F32, float, COMM_SUM, 1, inf, -inf)) && RESULT(COMM_F32, float, COMM_SUM, 1, inf, 1.0f) == inf);
+	REQUIRE(RESULT(COMM_F32, float, COMM_SUM, 1, 0x1p-149f, 0x1p-149f) == 0x1p-148f);
+	REQUIRE(RESULT(COMM_F64, double, COMM_AVG, 3, 1.0, 9.0) == 10.0 / 3 && RESULT(COMM_F32, float, COMM_AVG, 3, 1.0f, 9.0f) == 10.0f / 3);
+	REQUIRE(isnan(RESULT(COMM_F64, double, COMM_MAX, 1, (double)nan, 1.0)) && signbit(RESULT(COMM_F64, double, COMM_MIN, 1, 0.0, -0.0)));
+	REQUIRE(RESULT(COMM_F16, uint16_t, COMM_MAX, 1, 0x7c01, 0x3c00) == 0x7e00 && RESULT(COMM_BF16, uint16_t, COMM_MIN, 1, 0xffff, 0) == 0x7fc0);
+	REQUIRE(RESULT(COMM_F16, uint16_t, COMM_MIN, 1, 0x8000, 0) == 0x8000 && RESULT(COMM_BF16, uint16_t, COMM_MAX, 1, 0x8000, 0) == 0);
 	/* 65504 + 65504 is infinity, but their mean is not. */
-	CHECK(RESULT(COMM_F16, uint16_t, COMM_SUM, 2, 0x7bff, 0x7bff) == 0x7c00 && RESULT(COMM_F16, uint16_t, COMM_AVG, 2, 0x7bff, 0x7bff) == 0x7bff);
-	CHECK(RESULT(COMM_I32, int32_t, COMM_SUM, 1, INT32_MAX, 1) == INT32_MIN && RESULT(COMM_I32, int32_t, COMM_AVG, 4, -5, -2) == -1);
-	CHECK(RESULT(COMM_I64, int64_t, COMM_SUM, 1, INT64_MIN, -1) == INT64_MAX && RESULT(COMM_I64, int64_t, COMM_AVG, 2, -9, 2) == -3);
-	CHECK(RESULT(COMM_I64, int64_t, COMM_MAX, 1, INT64_MIN, -1) == -1 && RESULT(COMM_I32, int32_t, COMM_MIN, 1, INT32_MIN, 7) == INT32_MIN);
-	CHECK(RESULT(COMM_U8, uint8_t, COMM_SUM, 1, 200, 100) == 44 && RESULT(COMM_U8, uint8_t, COMM_AVG, 2, 200, 100) == 22);
-	CHECK(RESULT(COMM_U8, uint8_t, COMM_MAX, 1, 200, 100) == 200 && RESULT(COMM_U8, uint8_t, COMM_MIN, 1, 200, 100) == 100);
+	REQUIRE(RESULT(COMM_F16, uint16_t, COMM_SUM, 2, 0x7bff, 0x7bff) == 0x7c00 && RESULT(COMM_F16, uint16_t, COMM_AVG, 2, 0x7bff, 0x7bff) == 0x7bff);
+	REQUIRE(RESULT(COMM_I32, int32_t, COMM_SUM, 1, INT32_MAX, 1) == INT32_MIN && RESULT(COMM_I32, int32_t, COMM_AVG, 4, -5, -2) == -1);
+	REQUIRE(RESULT(COMM_I64, int64_t, COMM_SUM, 1, INT64_MIN, -1) == INT64_MAX && RESULT(COMM_I64, int64_t, COMM_AVG, 2, -9, 2) == -3);
+	REQUIRE(RESULT(COMM_I64, int64_t, COMM_MAX, 1, INT64_MIN, -1) == -1 && RESULT(COMM_I32, int32_t, COMM_MIN, 1, INT32_MIN, 7) == INT32_MIN);
+	REQUIRE(RESULT(COMM_U8, uint8_t, COMM_SUM, 1, 200, 100) == 44 && RESULT(COMM_U8, uint8_t, COMM_AVG, 2, 200, 100) == 22);
+	REQUIRE(RESULT(COMM_U8, uint8_t, COMM_MAX, 1, 200, 100) == 200 && RESULT(COMM_U8, uint8_t, COMM_MIN, 1, 200, 100) == 100);
 }
 
 static void copies(void)

@@ -10,16 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "common/clock.h"
 #include "libcomm/transport.h"
-
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 enum { SLOTS = 4, BYTES = 1000 };
 static const struct transport_ops *const shm = &transport_shm;
@@ -43,12 +36,12 @@ static void open_pair(struct link *links[2])
 {
 	int fds[2];
 	pthread_t thread;
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	struct opener a = {fds[0], {0, 1, "here", "there"}, SLOTS, NULL, ST_OK}, b = {fds[1], {1, 0, "there", "here"}, SLOTS, NULL, ST_OK};
-	CHECK(!pthread_create(&thread, NULL, open_one, &a));
+	REQUIRE(!pthread_create(&thread, NULL, open_one, &a));
 	open_one(&b);
-	CHECK(!pthread_join(thread, NULL));
-	CHECK(a.status == ST_OK && b.status == ST_OK);
+	REQUIRE(!pthread_join(thread, NULL));
+	REQUIRE(a.status == ST_OK && b.status == ST_OK);
 	links[0] = a.link;
 	links[1] = b.link;
 	struct transport_signature signature = {.sequence = 1, .count = 7, .collective = 0, .type = 1};
@@ -69,28 +62,28 @@ static void puts_land_where_granted(void)
 	void *place;
 	open_pair(links);
 	struct link *from = links[0], *to = links[1];
-	CHECK(shm->reserve(from, BYTES, &place) == ST_PENDING);
+	REQUIRE(shm->reserve(from, BYTES, &place) == ST_PENDING);
 	for (unsigned k = 0; k < 1000; k++) {
 		size_t bytes = (k * 37) % (BYTES + 1);
 		unsigned slot = (k * 3) % SLOTS;
-		CHECK((uintptr_t)shm->slot(to, slot) % 64 == 0);
-		CHECK(shm->ready(to, shm->slot(to, slot), bytes) == ST_OK);
-		CHECK(shm->received(to) == k);
+		REQUIRE((uintptr_t)shm->slot(to, slot) % 64 == 0);
+		REQUIRE(shm->ready(to, shm->slot(to, slot), bytes) == ST_OK);
+		REQUIRE(shm->received(to) == k);
 		memset(data, (int)k, sizeof data);
-		CHECK(shm->put(from, data, bytes) == ST_OK);
-		CHECK(shm->put(from, data, bytes) == ST_PENDING); /* one grant, one put */
-		CHECK(shm->received(to) == k + 1 && shm->flushed(from) == k + 1);
-		CHECK(!memcmp(shm->slot(to, slot), data, bytes));
-		CHECK(shm->progress(to) == ST_OK && shm->progress(from) == ST_OK);
+		REQUIRE(shm->put(from, data, bytes) == ST_OK);
+		REQUIRE(shm->put(from, data, bytes) == ST_PENDING); /* one grant, one put */
+		REQUIRE(shm->received(to) == k + 1 && shm->flushed(from) == k + 1);
+		REQUIRE(!memcmp(shm->slot(to, slot), data, bytes));
+		REQUIRE(shm->progress(to) == ST_OK && shm->progress(from) == ST_OK);
 	}
-	CHECK(from->puts == 1000 && to->puts == 0);
+	REQUIRE(from->puts == 1000 && to->puts == 0);
 	/* Not more grants than there is room for, and only own slots. */
 	for (unsigned k = 0; k < SLOTS; k++)
-		CHECK(shm->ready(to, shm->slot(to, k), 1) == ST_OK);
-	CHECK(shm->ready(to, shm->slot(to, 0), 1) == ST_PENDING);
-	CHECK(shm->ready(from, data, 1) == ST_ERR_INTERNAL);
-	CHECK(shm->ready(from, (char *)shm->slot(from, 0) + 4, 1) == ST_ERR_INTERNAL);
-	CHECK(shm->ready(from, shm->slot(from, 0), BYTES + 1) == ST_ERR_INTERNAL);
+		REQUIRE(shm->ready(to, shm->slot(to, k), 1) == ST_OK);
+	REQUIRE(shm->ready(to, shm->slot(to, 0), 1) == ST_PENDING);
+	REQUIRE(shm->ready(from, data, 1) == ST_ERR_INTERNAL);
+	REQUIRE(shm->ready(from, (char *)shm->slot(from, 0) + 4, 1) == ST_ERR_INTERNAL);
+	REQUIRE(shm->ready(from, shm->slot(from, 0), BYTES + 1) == ST_ERR_INTERNAL);
 	close_pair(links);
 }
 
@@ -104,15 +97,15 @@ static void disagreement_names_both(void)
 	shm->enter(links[0], &mine);
 	shm->enter(links[1], &other);
 	/* The same length, another operation. */
-	CHECK(shm->ready(links[1], shm->slot(links[1], 0), 4) == ST_OK);
-	CHECK(shm->reserve(links[0], 4, &place) == ST_ERR_MISMATCH);
-	CHECK(strstr(st_message(), "rank 0 on here calls allreduce 2 of 8 f32") && strstr(st_message(), "rank 1 on there calls allreduce 2 of 9 f32"));
-	CHECK(shm->progress(links[0]) == ST_ERR_MISMATCH); /* and stays so */
+	REQUIRE(shm->ready(links[1], shm->slot(links[1], 0), 4) == ST_OK);
+	REQUIRE(shm->reserve(links[0], 4, &place) == ST_ERR_MISMATCH);
+	REQUIRE(strstr(st_message(), "rank 0 on here calls allreduce 2 of 8 f32") && strstr(st_message(), "rank 1 on there calls allreduce 2 of 9 f32"));
+	REQUIRE(shm->progress(links[0]) == ST_ERR_MISMATCH); /* and stays so */
 	close_pair(links);
 
 	open_pair(links);
-	CHECK(shm->ready(links[1], shm->slot(links[1], 0), 4) == ST_OK);
-	CHECK(shm->reserve(links[0], 8, &place) == ST_ERR_MISMATCH && strstr(st_message(), "8 bytes where 4"));
+	REQUIRE(shm->ready(links[1], shm->slot(links[1], 0), 4) == ST_OK);
+	REQUIRE(shm->reserve(links[0], 8, &place) == ST_ERR_MISMATCH && strstr(st_message(), "8 bytes where 4"));
 	close_pair(links);
 }
 
@@ -129,10 +122,10 @@ static void *sleep_until_put(void *argument)
 		shm->arm(sleeper->link);
 		if (!shm->received(sleeper->link)) {
 			struct pollfd fd = {shm->fd(sleeper->link), POLLIN, 0};
-			CHECK(poll(&fd, 1, 10000) == 1);
+			REQUIRE(poll(&fd, 1, 10000) == 1);
 		}
 		shm->disarm(sleeper->link);
-		CHECK(shm->progress(sleeper->link) == ST_OK);
+		REQUIRE(shm->progress(sleeper->link) == ST_OK);
 	}
 	sleeper->slept_ns = st_now_ns() - began;
 	return NULL;
@@ -145,13 +138,13 @@ static void a_sleeper_is_woken(void)
 		pthread_t thread;
 		open_pair(links);
 		struct sleeper sleeper = {links[1], 0};
-		CHECK(shm->ready(links[1], shm->slot(links[1], 0), 1) == ST_OK);
-		CHECK(!pthread_create(&thread, NULL, sleep_until_put, &sleeper));
+		REQUIRE(shm->ready(links[1], shm->slot(links[1], 0), 1) == ST_OK);
+		REQUIRE(!pthread_create(&thread, NULL, sleep_until_put, &sleeper));
 		if (round % 3)
 			usleep((useconds_t)(round % 7) * 30);
-		CHECK(shm->put(links[0], "x", 1) == ST_OK);
-		CHECK(!pthread_join(thread, NULL));
-		CHECK(sleeper.slept_ns < 9 * ST_NS_PER_S);
+		REQUIRE(shm->put(links[0], "x", 1) == ST_OK);
+		REQUIRE(!pthread_join(thread, NULL));
+		REQUIRE(sleeper.slept_ns < 9 * ST_NS_PER_S);
 		close_pair(links);
 	}
 }
@@ -162,13 +155,13 @@ static void a_look_keeps_the_wake_up(void)
 	struct link *links[2];
 	open_pair(links);
 	shm->arm(links[1]);
-	CHECK(shm->ready(links[0], shm->slot(links[0], 0), 1) == ST_OK); /* an event: wakes */
+	REQUIRE(shm->ready(links[0], shm->slot(links[0], 0), 1) == ST_OK); /* an event: wakes */
 	for (int i = 0; i < 200; i++)
-		CHECK(shm->progress(links[1]) == ST_OK);
+		REQUIRE(shm->progress(links[1]) == ST_OK);
 	struct pollfd fd = {shm->fd(links[1]), POLLIN, 0};
-	CHECK(poll(&fd, 1, 0) == 1);
+	REQUIRE(poll(&fd, 1, 0) == 1);
 	shm->disarm(links[1]);
-	CHECK(shm->progress(links[1]) == ST_OK && poll(&fd, 1, 0) == 0);
+	REQUIRE(shm->progress(links[1]) == ST_OK && poll(&fd, 1, 0) == 0);
 	close_pair(links);
 }
 
@@ -176,15 +169,15 @@ static void a_peer_that_goes_is_seen(void)
 {
 	struct link *links[2];
 	open_pair(links);
-	CHECK(shm->ready(links[1], shm->slot(links[1], 0), 1) == ST_OK);
-	CHECK(shm->put(links[0], "x", 1) == ST_OK);
+	REQUIRE(shm->ready(links[1], shm->slot(links[1], 0), 1) == ST_OK);
+	REQUIRE(shm->put(links[0], "x", 1) == ST_OK);
 	shm->close(links[0]);
 	enum st_status status = ST_OK;
 	for (int i = 0; i < 200 && status == ST_OK; i++)
 		status = shm->progress(links[1]);
-	CHECK(status == ST_ERR_ABORTED && strstr(st_message(), "rank 0 on here is gone"));
-	CHECK(shm->received(links[1]) == 1); /* what came before counts */
-	CHECK(shm->fd(links[1]) == -1);
+	REQUIRE(status == ST_ERR_ABORTED && strstr(st_message(), "rank 0 on here is gone"));
+	REQUIRE(shm->received(links[1]) == 1); /* what came before counts */
+	REQUIRE(shm->fd(links[1]) == -1);
 	shm->close(links[1]);
 }
 
@@ -192,7 +185,7 @@ static void a_peer_that_goes_is_seen(void)
 static void refused(const void *hello, size_t bytes, int descriptor, const char *reason)
 {
 	int fds[2];
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	struct iovec part = {(void *)(uintptr_t)hello, bytes};
 	union {
 		struct cmsghdr header;
@@ -209,7 +202,7 @@ static void refused(const void *hello, size_t bytes, int descriptor, const char 
 		memcpy(CMSG_DATA(&control.header), &descriptor, sizeof descriptor);
 	}
 	if (bytes)
-		CHECK(sendmsg(fds[1], &message, 0) == (ssize_t)bytes);
+		REQUIRE(sendmsg(fds[1], &message, 0) == (ssize_t)bytes);
 	struct transport_ends ends = {0, 1, "here", "there"};
 	struct link *link = NULL;
 	enum st_status status = shm->open(fds[0], &ends, SLOTS, BYTES, 200, &link);
@@ -225,7 +218,7 @@ static void refused(const void *hello, size_t bytes, int descriptor, const char 
 static int memory(size_t bytes, int seals)
 {
 	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	CHECK(fd >= 0 && !ftruncate(fd, (off_t)bytes) && (!seals || !fcntl(fd, F_ADD_SEALS, seals)));
+	REQUIRE(fd >= 0 && !ftruncate(fd, (off_t)bytes) && (!seals || !fcntl(fd, F_ADD_SEALS, seals)));
 	return fd;
 }
 
@@ -236,13 +229,13 @@ static void lies_are_refused(void)
 	struct {
 		uint64_t magic, bytes, slots, slot_bytes;
 	} hello, bad;
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	struct opener opener = {fds[0], {0, 1, "here", "there"}, SLOTS, NULL, ST_OK};
 	pthread_t thread;
-	CHECK(!pthread_create(&thread, NULL, open_one, &opener));
-	CHECK(read(fds[1], &hello, sizeof hello) == (ssize_t)sizeof hello);
+	REQUIRE(!pthread_create(&thread, NULL, open_one, &opener));
+	REQUIRE(read(fds[1], &hello, sizeof hello) == (ssize_t)sizeof hello);
 	close(fds[1]);
-	CHECK(!pthread_join(thread, NULL) && opener.status == ST_ERR_ABORTED);
+	REQUIRE(!pthread_join(thread, NULL) && opener.status == ST_ERR_ABORTED);
 
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 	refused(&hello, sizeof hello, -1, "no descriptor");
@@ -273,7 +266,7 @@ static void noise_is_survived(void)
 		open_pair(links);
 		/* What rank 1 grants lies in a segment that rank 0, too, can write: from the start of the slots back to the page before it. */
 		char *slots = shm->slot(links[1], 0);
-		CHECK(shm->ready(links[1], slots, 8) == ST_OK);
+		REQUIRE(shm->ready(links[1], slots, 8) == ST_OK);
 		uint64_t *words = (uint64_t *)(void *)(slots - 4096 + 128); /* grants and puts: behind the control lines */
 		srand(round);
 		for (size_t i = 0; i < 128; i++)
@@ -281,8 +274,8 @@ static void noise_is_survived(void)
 				words[i] = rand() % 2 ? (uint64_t)rand() << 33 | (uint64_t)rand() : (uint64_t)(rand() % 6);
 		for (int i = 0; i < 100; i++) {
 			enum st_status status = shm->put(links[0], data, 8);
-			CHECK(status == ST_OK || status == ST_PENDING || status == ST_ERR_PROTOCOL || status == ST_ERR_MISMATCH);
-			CHECK(shm->received(links[1]) <= 1);
+			REQUIRE(status == ST_OK || status == ST_PENDING || status == ST_ERR_PROTOCOL || status == ST_ERR_MISMATCH);
+			REQUIRE(shm->received(links[1]) <= 1);
 			shm->progress(links[1]);
 		}
 		close_pair(links);

@@ -10,15 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "libcomm/transport.h"
-
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 enum { SLOTS = 4, BYTES = 1000 };
 static const struct transport_ops *const tcp = &transport_tcp;
@@ -29,12 +22,12 @@ static void loopback(int fds[2])
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t length = sizeof address;
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(listener >= 0 && !bind(listener, (struct sockaddr *)&address, length) && !listen(listener, 1));
-	CHECK(!getsockname(listener, (struct sockaddr *)&address, &length));
+	REQUIRE(listener >= 0 && !bind(listener, (struct sockaddr *)&address, length) && !listen(listener, 1));
+	REQUIRE(!getsockname(listener, (struct sockaddr *)&address, &length));
 	fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(!connect(fds[0], (struct sockaddr *)&address, length));
+	REQUIRE(!connect(fds[0], (struct sockaddr *)&address, length));
 	fds[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	CHECK(fds[1] >= 0);
+	REQUIRE(fds[1] >= 0);
 	close(listener);
 }
 
@@ -42,7 +35,7 @@ static struct link *open_end(int fd, uint32_t rank)
 {
 	struct transport_ends ends = {rank, 1 - rank, rank ? "there" : "here", rank ? "here" : "there"};
 	struct link *link;
-	CHECK(tcp->open(fd, &ends, SLOTS, BYTES, 1000, &link) == ST_OK);
+	REQUIRE(tcp->open(fd, &ends, SLOTS, BYTES, 1000, &link) == ST_OK);
 	tcp->enter(link, &first);
 	return link;
 }
@@ -55,12 +48,12 @@ static void open_pair(struct link *links[2])
 	links[1] = open_end(fds[1], 1);
 	int yes = 0;
 	socklen_t length = sizeof yes;
-	CHECK(!getsockopt(fds[0], IPPROTO_TCP, TCP_NODELAY, &yes, &length) && yes);
+	REQUIRE(!getsockopt(fds[0], IPPROTO_TCP, TCP_NODELAY, &yes, &length) && yes);
 }
 
 static void both(struct link *links[2])
 {
-	CHECK(tcp->progress(links[0]) == ST_OK && tcp->progress(links[1]) == ST_OK);
+	REQUIRE(tcp->progress(links[0]) == ST_OK && tcp->progress(links[1]) == ST_OK);
 }
 
 static void puts_land_where_granted(void)
@@ -75,31 +68,31 @@ static void puts_land_where_granted(void)
 		for (int k = 0; k < N; k++) {
 			from[side][k] = malloc(sizes[k] + 1);
 			to[side][k] = calloc(sizes[k] + 8, 1);
-			CHECK(from[side][k] && to[side][k]);
+			REQUIRE(from[side][k] && to[side][k]);
 			for (size_t i = 0; i < sizes[k]; i++)
 				from[side][k][i] = (char)((size_t)(k + side) * 7 + i * 13 + (i >> 9));
 			if (k < 4)
-				CHECK(tcp->ready(links[side], to[side][k], sizes[k]) == ST_OK);
+				REQUIRE(tcp->ready(links[side], to[side][k], sizes[k]) == ST_OK);
 		}
 	for (int side = 0; side < 2; side++)
 		for (int k = 0; k < N; k++)
-			CHECK(tcp->put(links[side], from[side][k], sizes[k]) == ST_OK);
+			REQUIRE(tcp->put(links[side], from[side][k], sizes[k]) == ST_OK);
 	for (int turn = 0; turn < 100000 && (tcp->received(links[0]) < 4 || tcp->received(links[1]) < 4); turn++)
 		both(links);
 	for (int turn = 0; turn < 100; turn++)
 		both(links);
-	CHECK(tcp->received(links[0]) == 4 && tcp->received(links[1]) == 4); /* the others wait for their grants */
+	REQUIRE(tcp->received(links[0]) == 4 && tcp->received(links[1]) == 4); /* the others wait for their grants */
 	for (int side = 0; side < 2; side++)
 		for (int k = 4; k < N; k++)
-			CHECK(tcp->ready(links[side], to[side][k], sizes[k]) == ST_OK);
+			REQUIRE(tcp->ready(links[side], to[side][k], sizes[k]) == ST_OK);
 	for (int turn = 0; turn < 100000 && (tcp->received(links[0]) < N || tcp->received(links[1]) < N); turn++)
 		both(links);
 	for (int side = 0; side < 2; side++) {
-		CHECK(tcp->received(links[side]) == N && tcp->flushed(links[side]) == N && !tcp->wants_write(links[side]));
+		REQUIRE(tcp->received(links[side]) == N && tcp->flushed(links[side]) == N && !tcp->wants_write(links[side]));
 		for (int k = 0; k < N; k++) {
-			CHECK(!memcmp(from[!side][k], to[side][k], sizes[k]));
+			REQUIRE(!memcmp(from[!side][k], to[side][k], sizes[k]));
 			for (int i = 0; i < 8; i++)
-				CHECK(!to[side][k][sizes[k] + (size_t)i]);
+				REQUIRE(!to[side][k][sizes[k] + (size_t)i]);
 			free(to[side][k]);
 		}
 	}
@@ -116,46 +109,46 @@ static void any_cut_of_the_stream(void)
 	static char stream[4096];
 	size_t length = 0;
 	int fds[2];
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 	struct link *writer = open_end(fds[0], 0);
 	tcp->announce(writer);
-	CHECK(tcp->put(writer, "0123456789", 10) == ST_OK);
+	REQUIRE(tcp->put(writer, "0123456789", 10) == ST_OK);
 	tcp->announce(writer);
 	tcp->announce(writer);
-	CHECK(tcp->put(writer, "", 0) == ST_OK && tcp->put(writer, "abc", 3) == ST_OK);
+	REQUIRE(tcp->put(writer, "", 0) == ST_OK && tcp->put(writer, "abc", 3) == ST_OK);
 	tcp->announce(writer);
-	CHECK(tcp->put(writer, "xyz", 3) == ST_OK);
+	REQUIRE(tcp->put(writer, "xyz", 3) == ST_OK);
 	for (ssize_t n; (n = recv(fds[1], stream + length, sizeof stream - length, MSG_DONTWAIT)) > 0;)
 		length += (size_t)n;
 	close(fds[1]);
 	tcp->close(writer);
-	CHECK(length == 8 * 64 + 16);
+	REQUIRE(length == 8 * 64 + 16);
 	for (size_t cut = 0; cut <= length; cut++)
 		for (size_t step = 1; step < 200; step += 66) {
 			char a[10] = {0}, b[1], c[3] = {0}, d[3] = {0};
-			CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+			REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 			struct link *reader = open_end(fds[0], 1);
 			if (cut % 2) {
-				CHECK(tcp->ready(reader, a, 10) == ST_OK && tcp->ready(reader, b, 0) == ST_OK);
-				CHECK(tcp->ready(reader, c, 3) == ST_OK && tcp->ready(reader, d, 3) == ST_OK);
+				REQUIRE(tcp->ready(reader, a, 10) == ST_OK && tcp->ready(reader, b, 0) == ST_OK);
+				REQUIRE(tcp->ready(reader, c, 3) == ST_OK && tcp->ready(reader, d, 3) == ST_OK);
 			}
-			CHECK(write(fds[1], stream, cut) == (ssize_t)cut);
+			REQUIRE(write(fds[1], stream, cut) == (ssize_t)cut);
 			for (int i = 0; i < 3; i++)
-				CHECK(tcp->progress(reader) == ST_OK);
+				REQUIRE(tcp->progress(reader) == ST_OK);
 			if (!(cut % 2)) {
-				CHECK(tcp->ready(reader, a, 10) == ST_OK && tcp->ready(reader, b, 0) == ST_OK);
-				CHECK(tcp->ready(reader, c, 3) == ST_OK && tcp->ready(reader, d, 3) == ST_OK);
+				REQUIRE(tcp->ready(reader, a, 10) == ST_OK && tcp->ready(reader, b, 0) == ST_OK);
+				REQUIRE(tcp->ready(reader, c, 3) == ST_OK && tcp->ready(reader, d, 3) == ST_OK);
 			}
 			for (size_t at = cut; at < length; at += step) {
 				size_t n = length - at < step ? length - at : step;
-				CHECK(write(fds[1], stream + at, n) == (ssize_t)n && tcp->progress(reader) == ST_OK);
+				REQUIRE(write(fds[1], stream + at, n) == (ssize_t)n && tcp->progress(reader) == ST_OK);
 			}
 			for (int i = 0; i < 4; i++)
-				CHECK(tcp->progress(reader) == ST_OK);
-			CHECK(tcp->received(reader) == 4);
-			CHECK(!memcmp(a, "0123456789", 10) && !memcmp(c, "abc", 3) && !memcmp(d, "xyz", 3));
+				REQUIRE(tcp->progress(reader) == ST_OK);
+			REQUIRE(tcp->received(reader) == 4);
+			REQUIRE(!memcmp(a, "0123456789", 10) && !memcmp(c, "abc", 3) && !memcmp(d, "xyz", 3));
 			struct transport_signature heard;
-			CHECK(tcp->heard(reader, &heard) && heard.sequence == 1 && heard.count == 7);
+			REQUIRE(tcp->heard(reader, &heard) && heard.sequence == 1 && heard.count == 7);
 			close(fds[1]);
 			tcp->close(reader);
 		}
@@ -168,21 +161,21 @@ static void disagreement_names_both(void)
 	struct transport_signature mine = {.sequence = 2, .count = 8, .collective = 3, .type = 0, .root = 1};
 	open_pair(links);
 	tcp->enter(links[0], &mine);
-	CHECK(tcp->ready(links[1], memory, 8) == ST_OK && tcp->put(links[0], "12345678", 8) == ST_OK);
+	REQUIRE(tcp->ready(links[1], memory, 8) == ST_OK && tcp->put(links[0], "12345678", 8) == ST_OK);
 	enum st_status status = ST_OK;
 	for (int i = 0; i < 1000 && status == ST_OK; i++)
 		status = tcp->progress(links[1]);
-	CHECK(status == ST_ERR_MISMATCH);
-	CHECK(strstr(st_message(), "rank 0 on here calls broadcast 2 of 8 u8 from rank 1") && strstr(st_message(), "rank 1 on there calls allreduce 1 of 7 f32"));
+	REQUIRE(status == ST_ERR_MISMATCH);
+	REQUIRE(strstr(st_message(), "rank 0 on here calls broadcast 2 of 8 u8 from rank 1") && strstr(st_message(), "rank 1 on there calls allreduce 1 of 7 f32"));
 	tcp->close(links[0]);
 	tcp->close(links[1]);
 
 	open_pair(links);
-	CHECK(tcp->ready(links[1], memory, 7) == ST_OK && tcp->put(links[0], "12345678", 8) == ST_OK);
+	REQUIRE(tcp->ready(links[1], memory, 7) == ST_OK && tcp->put(links[0], "12345678", 8) == ST_OK);
 	for (int i = 0; i < 1000 && (status = tcp->progress(links[1])) == ST_OK; i++)
 		;
-	CHECK(status == ST_ERR_MISMATCH && strstr(st_message(), "8 bytes where 7"));
-	CHECK(tcp->received(links[1]) == 0);
+	REQUIRE(status == ST_ERR_MISMATCH && strstr(st_message(), "8 bytes where 7"));
+	REQUIRE(tcp->received(links[1]) == 0);
 	tcp->close(links[0]);
 	tcp->close(links[1]);
 }
@@ -192,7 +185,7 @@ static void noise_is_refused(void)
 	for (unsigned round = 0; round < 300; round++) {
 		int fds[2];
 		char noise[300], memory[16], guard[2] = {5, 5};
-		CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+		REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 		struct link *link = open_end(fds[0], 0);
 		srand(round);
 		for (size_t i = 0; i < sizeof noise; i++)
@@ -202,13 +195,13 @@ static void noise_is_refused(void)
 		if (round % 4 == 3)
 			memcpy(noise + 4, "\2\0\0\0", 4); /* an announcement that claims a payload */
 		if (round % 3)
-			CHECK(tcp->ready(link, memory, sizeof memory) == ST_OK);
-		CHECK(write(fds[1], noise, sizeof noise) == (ssize_t)sizeof noise);
+			REQUIRE(tcp->ready(link, memory, sizeof memory) == ST_OK);
+		REQUIRE(write(fds[1], noise, sizeof noise) == (ssize_t)sizeof noise);
 		enum st_status status = ST_OK;
 		for (int i = 0; i < 10 && status == ST_OK; i++)
 			status = tcp->progress(link);
-		CHECK(status == ST_ERR_PROTOCOL && strstr(st_message(), "rank 1 on there"));
-		CHECK(guard[0] == 5 && guard[1] == 5);
+		REQUIRE(status == ST_ERR_PROTOCOL && strstr(st_message(), "rank 1 on there"));
+		REQUIRE(guard[0] == 5 && guard[1] == 5);
 		close(fds[1]);
 		tcp->close(link);
 	}
@@ -219,14 +212,14 @@ static void a_peer_that_goes_is_seen(void)
 	struct link *links[2];
 	char memory[8];
 	open_pair(links);
-	CHECK(tcp->ready(links[1], memory, 3) == ST_OK && tcp->put(links[0], "abc", 3) == ST_OK);
+	REQUIRE(tcp->ready(links[1], memory, 3) == ST_OK && tcp->put(links[0], "abc", 3) == ST_OK);
 	tcp->close(links[0]);
 	enum st_status status = ST_OK;
 	for (int i = 0; i < 100000 && status == ST_OK; i++)
 		status = tcp->progress(links[1]);
-	CHECK(status == ST_ERR_ABORTED && strstr(st_message(), "rank 0 on here is gone"));
-	CHECK(tcp->received(links[1]) == 1 && !memcmp(memory, "abc", 3)); /* what came before counts */
-	CHECK(tcp->fd(links[1]) == -1);
+	REQUIRE(status == ST_ERR_ABORTED && strstr(st_message(), "rank 0 on here is gone"));
+	REQUIRE(tcp->received(links[1]) == 1 && !memcmp(memory, "abc", 3)); /* what came before counts */
+	REQUIRE(tcp->fd(links[1]) == -1);
 	/* Puts into the void do no harm. */
 	for (int i = 0; i < 300; i++)
 		tcp->put(links[1], "abc", 3);
@@ -240,11 +233,11 @@ static void a_full_queue_says_so(void)
 	open_pair(links);
 	int taken = 0;
 	while (tcp->put(links[0], big, sizeof big) == ST_OK)
-		CHECK(++taken < 100000);
-	CHECK(tcp->wants_write(links[0]) && tcp->flushed(links[0]) < (uint64_t)taken);
+		REQUIRE(++taken < 100000);
+	REQUIRE(tcp->wants_write(links[0]) && tcp->flushed(links[0]) < (uint64_t)taken);
 	int granted = 0;
 	while (tcp->ready(links[1], big, sizeof big) == ST_OK)
-		CHECK(++granted < 100000);
+		REQUIRE(++granted < 100000);
 	tcp->close(links[0]);
 	tcp->close(links[1]);
 }

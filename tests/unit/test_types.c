@@ -11,18 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "libcomm/bootstrap.h"
 #include "libcomm/comm.h"
 #include "libcomm/number16.h"
 
 #define MAX_RANKS 9
-#define CHECK(x)                                                                                           \
-	do {                                                                                               \
-		if (!(x)) {                                                                                \
-			fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #x, st_message()); \
-			exit(1);                                                                           \
-		}                                                                                          \
-	} while (0)
 
 struct job {
 	uint32_t size;
@@ -42,7 +36,7 @@ static void *rank_main(void *argument)
 	struct thread *thread = argument;
 	struct job *job = thread->job;
 	struct comm *comm = NULL;
-	CHECK(comm_create_over(job->bootstraps[thread->rank], &job->options[thread->rank], &comm) == ST_OK);
+	REQUIRE(comm_create_over(job->bootstraps[thread->rank], &job->options[thread->rank], &comm) == ST_OK);
 	job->body(job, thread->rank, comm);
 	comm_free(comm);
 	return NULL;
@@ -57,10 +51,10 @@ static void run_job(struct job *job, uint32_t size, const char *const *nodes, un
 	struct thread arguments[MAX_RANKS];
 	job->size = size;
 	job->body = body;
-	CHECK(bootstrap_threads(size, nodes, job->bootstraps) == ST_OK);
+	REQUIRE(bootstrap_threads(size, nodes, job->bootstraps) == ST_OK);
 	for (uint32_t r = 0; r < size; r++) {
 		struct comm_options *options = &job->options[r];
-		CHECK(comm_options_init(options) == ST_OK);
+		REQUIRE(comm_options_init(options) == ST_OK);
 		options->transports = transports;
 		options->chunk_bytes = size % 2 ? 1024 : 4096;
 		options->slots = 2 + size % 3;
@@ -72,10 +66,10 @@ static void run_job(struct job *job, uint32_t size, const char *const *nodes, un
 			options->algorithm = COMM_ALGORITHM_RING;
 		options->accumulate = r ? (enum comm_accumulate)(r % 2) : accumulate;
 		arguments[r] = (struct thread){job, r};
-		CHECK(!pthread_create(&threads[r], NULL, rank_main, &arguments[r]));
+		REQUIRE(!pthread_create(&threads[r], NULL, rank_main, &arguments[r]));
 	}
 	for (uint32_t r = 0; r < size; r++)
-		CHECK(!pthread_join(threads[r], NULL));
+		REQUIRE(!pthread_join(threads[r], NULL));
 	for (uint32_t r = 0; r < size; r++)
 		job->bootstraps[r]->finish(job->bootstraps[r]);
 }
@@ -210,7 +204,7 @@ static bool right_number(enum comm_type type, enum comm_op op, bool wire, uint32
 		allowed += size * ulp(type, 0); /* below the least normal number */
 	/* With no cancellation that is one place. */
 	if (narrow && !wire && i % 2 == 0)
-		CHECK(allowed < ulp(type, result));
+		REQUIRE(allowed < ulp(type, result));
 	return fabsl(result - exact) <= allowed;
 }
 
@@ -224,8 +218,8 @@ static uint64_t hash_of(const unsigned char *bytes, size_t count)
 
 static void finish(struct comm *comm, enum st_status started, struct comm_request **request)
 {
-	CHECK(started == ST_OK);
-	CHECK(comm_wait(comm, request) == ST_OK);
+	REQUIRE(started == ST_OK);
+	REQUIRE(comm_wait(comm, request) == ST_OK);
 }
 
 static void check(enum comm_type type, enum comm_op op, bool wire, uint32_t size, uint32_t rank, size_t first, size_t count,
@@ -248,25 +242,25 @@ static void one_kind(struct job *job, uint32_t rank, struct comm *comm, enum com
 	const bool wire = job->options[0].accumulate == COMM_ACCUMULATE_WIRE;
 	struct comm_request *request = NULL;
 	unsigned char *input = malloc((count * size + 1) * bytes), *output = malloc((count * size + 1) * bytes);
-	CHECK(input && output);
+	REQUIRE(input && output);
 	for (size_t i = 0; i < count * size; i++)
 		make(type, true, rank, i, input + i * bytes);
 
 	memset(output, 0x55, (count * size + 1) * bytes);
 	finish(comm, comm_allreduce(comm, input, output, count, type, op, &request), &request);
 	check(type, op, wire, size, rank, 0, count, output, "allreduce");
-	CHECK(output[count * bytes] == 0x55);
+	REQUIRE(output[count * bytes] == 0x55);
 	uint64_t hash = hash_of(output, count * bytes), hashes[MAX_RANKS];
-	CHECK(comm_collect(comm, &hash, sizeof hash, hashes) == ST_OK);
+	REQUIRE(comm_collect(comm, &hash, sizeof hash, hashes) == ST_OK);
 	for (uint32_t r = 0; r < size; r++)
-		CHECK(hashes[r] == hash);
+		REQUIRE(hashes[r] == hash);
 	if (!rank && op == COMM_SUM && (type == COMM_F16 || type == COMM_BF16))
 		job->hashes[type == COMM_BF16] ^= mixed(hash + count);
 
 	memset(output, 0x55, (count * size + 1) * bytes);
 	finish(comm, comm_reduce_scatter(comm, input, output, count, type, op, &request), &request);
 	check(type, op, wire, size, rank, rank * count, count, output, "reduce_scatter");
-	CHECK(output[count * bytes] == 0x55);
+	REQUIRE(output[count * bytes] == 0x55);
 
 	finish(comm, comm_reduce_scatter(comm, input, input + rank * count * bytes, count, type, op, &request), &request);
 	check(type, op, wire, size, rank, rank * count, count, input + rank * count * bytes, "reduce_scatter in place");
@@ -277,7 +271,7 @@ static void one_kind(struct job *job, uint32_t rank, struct comm *comm, enum com
 	for (size_t i = 0; i < count * size; i++) {
 		unsigned char expected[8];
 		make(type, true, (uint32_t)(i / count), i % count, expected);
-		CHECK(!memcmp(output + i * bytes, expected, bytes));
+		REQUIRE(!memcmp(output + i * bytes, expected, bytes));
 	}
 	finish(comm, comm_allreduce(comm, input, input, count, type, op, &request), &request);
 	check(type, op, wire, size, rank, 0, count, input, "allreduce in place");
@@ -288,7 +282,7 @@ static void one_kind(struct job *job, uint32_t rank, struct comm *comm, enum com
 	for (size_t i = 0; i < count; i++) {
 		unsigned char expected[8];
 		make(type, true, size - 1, i, expected);
-		CHECK(!memcmp(input + i * bytes, expected, bytes));
+		REQUIRE(!memcmp(input + i * bytes, expected, bytes));
 	}
 	free(input);
 	free(output);
@@ -310,13 +304,13 @@ static uint64_t sent(struct comm *comm, size_t count, enum comm_type type, enum 
 	unsigned char *buffer = calloc(count, 8);
 	struct comm_counters before, after;
 	struct comm_request *request = NULL;
-	CHECK(buffer);
+	REQUIRE(buffer);
 	comm_counters_read(comm, &before);
 	finish(comm, comm_allreduce(comm, buffer, buffer, count, type, op, &request), &request);
 	comm_counters_read(comm, &after);
 	free(buffer);
 	uint64_t mine = after.shm_bytes - before.shm_bytes + after.tcp_bytes - before.tcp_bytes, all[MAX_RANKS], sum = 0;
-	CHECK(comm_collect(comm, &mine, sizeof mine, all) == ST_OK);
+	REQUIRE(comm_collect(comm, &mine, sizeof mine, all) == ST_OK);
 	for (uint32_t r = 0; r < comm_size(comm); r++)
 		sum += all[r];
 	return sum;
@@ -330,11 +324,11 @@ static void bytes_on_the_way(struct job *job, uint32_t rank, struct comm *comm)
 	/* Each element makes n - 1 hops to be reduced, the first as an input, and as many as a result. */
 	for (int type = COMM_F16; type <= COMM_BF16; type++)
 		for (int op = COMM_SUM; op <= COMM_AVG; op++)
-			CHECK(sent(comm, count, (enum comm_type)type, (enum comm_op)op) == count * (2 + (n - 2) * partial + (n - 1) * 2));
-	CHECK(sent(comm, count, COMM_F16, COMM_MAX) == count * 4 * (n - 1));
-	CHECK(sent(comm, count, COMM_F32, COMM_AVG) == count * 8 * (n - 1));
-	CHECK(sent(comm, count, COMM_F64, COMM_SUM) == count * 16 * (n - 1));
-	CHECK(sent(comm, count, COMM_U8, COMM_MIN) == count * 2 * (n - 1));
+			REQUIRE(sent(comm, count, (enum comm_type)type, (enum comm_op)op) == count * (2 + (n - 2) * partial + (n - 1) * 2));
+	REQUIRE(sent(comm, count, COMM_F16, COMM_MAX) == count * 4 * (n - 1));
+	REQUIRE(sent(comm, count, COMM_F32, COMM_AVG) == count * 8 * (n - 1));
+	REQUIRE(sent(comm, count, COMM_F64, COMM_SUM) == count * 16 * (n - 1));
+	REQUIRE(sent(comm, count, COMM_U8, COMM_MIN) == count * 2 * (n - 1));
 }
 
 /* 2048 + 1 + 1 + ... in f16, whose numbers lie 2 apart from 2048 on: rounded after each addition every 1 is lost, where the large one comes first. */
@@ -349,9 +343,9 @@ static void small_ones_are_not_lost(struct job *job, uint32_t rank, struct comm 
 	finish(comm, comm_allreduce(comm, values, values, 700, COMM_F16, COMM_SUM, &request), &request);
 	for (size_t i = 0; i < 700; i++) {
 		lost |= f32_from_f16(values[i]) < (float)(2048 + job->size - 2);
-		CHECK(wire || f32_from_f16(values[i]) == f32_from_f16(f16_from_f32((float)(2048 + job->size - 1))));
+		REQUIRE(wire || f32_from_f16(values[i]) == f32_from_f16(f16_from_f32((float)(2048 + job->size - 1))));
 	}
-	CHECK(lost == wire);
+	REQUIRE(lost == wire);
 }
 
 static void ranks_that_disagree_are_told(struct job *job, uint32_t rank, struct comm *comm)
@@ -359,9 +353,9 @@ static void ranks_that_disagree_are_told(struct job *job, uint32_t rank, struct 
 	uint16_t values[8] = {0};
 	struct comm_request *request = NULL;
 	(void)job;
-	CHECK(comm_allreduce(comm, values, values, 8, rank ? COMM_BF16 : COMM_F16, rank ? COMM_MAX : COMM_AVG, &request) == ST_OK);
-	CHECK(comm_wait(comm, &request) != ST_OK);
-	CHECK(strstr(st_message(), "allreduce 1 of 8 f16, avg") && strstr(st_message(), "allreduce 1 of 8 bf16, max"));
+	REQUIRE(comm_allreduce(comm, values, values, 8, rank ? COMM_BF16 : COMM_F16, rank ? COMM_MAX : COMM_AVG, &request) == ST_OK);
+	REQUIRE(comm_wait(comm, &request) != ST_OK);
+	REQUIRE(strstr(st_message(), "allreduce 1 of 8 f16, avg") && strstr(st_message(), "allreduce 1 of 8 bf16, max"));
 }
 
 int main(void)
@@ -375,8 +369,8 @@ int main(void)
 		run_job(&wire, size, NULL, size % 2 ? both : COMM_TRANSPORT_TCP, COMM_ACCUMULATE_WIRE, every_kind);
 		/* The same bits whatever the transport; others where partial sums are rounded, which there are from three ranks on. */
 		for (int k = 0; k < 2; k++) {
-			CHECK(shm.hashes[k] && shm.hashes[k] == tcp.hashes[k]);
-			CHECK((wire.hashes[k] != shm.hashes[k]) == (size > 2));
+			REQUIRE(shm.hashes[k] && shm.hashes[k] == tcp.hashes[k]);
+			REQUIRE((wire.hashes[k] != shm.hashes[k]) == (size > 2));
 		}
 		if (size % 2 == 0)
 			run_job(&mixed_job, size, alternating, both, COMM_ACCUMULATE_F32, every_kind);
