@@ -1,173 +1,20 @@
 /* The public interface: options, joining ranks, and collectives as plans. */
-#include "comm.h"
+#include "comm_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "bootstrap.h"
 #include "comm_links.h"
 #include "common/clock.h"
-#include "control.h"
-#include "engine.h"
-#include "plan_choose.h"
 #include "transport.h"
 
-#define PLAN_CACHE 64
 /* From here on results are written past the caches, which they would flush, except where they lie in the input's own cache lines. */
 #define STREAM_BYTES ((size_t)8 << 20)
-
-struct cached_plan {
-	struct engine_plan *bound;
-	enum plan_collective collective;
-	uint64_t elements, chunk_elements;
-	uint32_t root;
-	bool in_place, wide;
-	uint64_t last_use;
-};
-
-struct memory {
-	struct memory *next;
-	void *address;
-	size_t bytes;
-	int fd; /* kept: local peers can be given it */
-};
-
-struct comm {
-	struct control *control;
-	struct engine *engine;
-	const struct topo_world *world;
-	struct comm_options options;
-	uint32_t rank, size;
-	size_t chunk_bytes;
-	unsigned slots;
-	unsigned algorithms;         /* mask of 1 << enum plan_algorithm: those to choose from */
-	struct plan_layout layout;
-	uint32_t *position;          /* (size) rank -> ring position */
-	uint32_t *node_starts;       /* (nodes + 1) ring position -> where each node's ranks begin */
-	struct cached_plan plans[PLAN_CACHE];
-	uint64_t uses;
-	struct memory *memory;
-};
-
-/* What each algorithm's name allows. */
-static const struct {
-	const char *name;
-	unsigned algorithms;
-} choices[COMM_ALGORITHMS] = {
-	[COMM_ALGORITHM_AUTO] = {"auto", ((1 << PLAN_ALGORITHMS) - 1) & ~(1 << PLAN_TORUS)},
-	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
-	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING | 1 << PLAN_BRUCK},
-	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE | 1 << PLAN_BRUCK},
-	[COMM_ALGORITHM_HIERARCHICAL] = {"hierarchical", 1 << PLAN_HIERARCHICAL},
-	[COMM_ALGORITHM_TORUS] = {"torus", 1 << PLAN_TORUS},
-};
-
-/* A decimal number from the environment into *value when the variable is set and not empty. */
-static enum st_status number_from_environment(const char *name, int64_t minimum, int64_t maximum, int64_t *value)
-{
-	const char *text = getenv(name);
-	if (!text || !*text)
-		return ST_OK;
-	char *end;
-	errno = 0;
-	long long number = strtoll(text, &end, 10);
-	if (errno || *end || end == text || number < minimum || number > maximum)
-		return st_fail(ST_ERR_CONFIG, "%s: '%.64s', expected a number from %" PRId64 " to %" PRId64, name, text, minimum, maximum);
-	*value = number;
-	return ST_OK;
-}
-
-static enum st_status transports_from_environment(unsigned *transports)
-{
-	const char *text = getenv("SYNCTRAIN_TRANSPORT");
-	if (!text || !*text || !strcmp(text, "auto"))
-		return ST_OK;
-	unsigned mask = 0;
-	for (const char *at = text;;) {
-		size_t length = strcspn(at, "+");
-		if (length == 3 && !strncmp(at, "shm", 3))
-			mask |= COMM_TRANSPORT_SHM;
-		else if (length == 3 && !strncmp(at, "tcp", 3))
-			mask |= COMM_TRANSPORT_TCP;
-		else
-			return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_TRANSPORT: '%.64s', expected auto, or shm, tcp joined by '+'", text);
-		if (!at[length])
-			break;
-		at += length + 1;
-	}
-	*transports = mask;
-	return ST_OK;
-}
-
-static enum st_status algorithm_from_environment(enum comm_algorithm *algorithm)
-{
-	const char *text = getenv("SYNCTRAIN_ALGORITHM");
-	if (!text || !*text)
-		return ST_OK;
-	char have[128] = "";
-	for (int a = 0; a < COMM_ALGORITHMS; a++) {
-		if (!strcmp(text, choices[a].name)) {
-			*algorithm = (enum comm_algorithm)a;
-			return ST_OK;
-		}
-		snprintf(have + strlen(have), sizeof have - strlen(have), "%s%s", a ? ", " : "", choices[a].name);
-	}
-	return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ALGORITHM: '%.64s' is not in this version (have %s)", text, have);
-}
-
-enum st_status comm_options_init(struct comm_options *options)
-{
-	struct comm_options made = {
-		.algorithm = COMM_ALGORITHM_AUTO,
-		.transports = COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP,
-		.startup_timeout_ms = 60000,
-		.stall_timeout_ms = 5000,
-		.arrival_timeout_ms = 1800000,
-		.chunk_bytes = 128 * 1024,
-		.slots = 4,
-	};
-	ST_TRY(algorithm_from_environment(&made.algorithm));
-	ST_TRY(transports_from_environment(&made.transports));
-	int64_t chunk_bytes = (int64_t)made.chunk_bytes;
-	ST_TRY(number_from_environment("SYNCTRAIN_TIMEOUT_MS", 100, 86400000, &made.stall_timeout_ms));
-	ST_TRY(number_from_environment("SYNCTRAIN_ARRIVAL_TIMEOUT_MS", 100, 7 * INT64_C(86400000), &made.arrival_timeout_ms));
-	ST_TRY(number_from_environment("SYNCTRAIN_CHUNK_BYTES", 256, 1 << 28, &chunk_bytes));
-	made.chunk_bytes = (size_t)chunk_bytes;
-	const char *accumulate = getenv("SYNCTRAIN_ACCUMULATE");
-	if (accumulate && !strcmp(accumulate, "wire"))
-		made.accumulate = COMM_ACCUMULATE_WIRE;
-	else if (accumulate && *accumulate && strcmp(accumulate, "f32"))
-		return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ACCUMULATE: '%.64s', expected f32 or wire", accumulate);
-	const char *interface = getenv("SYNCTRAIN_INTERFACE");
-	if (interface && *interface)
-		made.interface = interface;
-	*options = made;
-	return ST_OK;
-}
-
-static enum st_status check_options(const struct comm_options *options)
-{
-	if ((int)options->algorithm < COMM_ALGORITHM_AUTO || options->algorithm >= COMM_ALGORITHMS)
-		return st_fail(ST_ERR_USAGE, "communicator: no algorithm %d", (int)options->algorithm);
-	if (!(options->transports & (COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP)) ||
-	    options->transports & ~(unsigned)(COMM_TRANSPORT_SHM | COMM_TRANSPORT_TCP))
-		return st_fail(ST_ERR_USAGE, "communicator: no transports in mask 0x%x", options->transports);
-	if ((unsigned)options->accumulate > COMM_ACCUMULATE_WIRE)
-		return st_fail(ST_ERR_USAGE, "communicator: no way %d to accumulate", (int)options->accumulate);
-	if (options->startup_timeout_ms <= 0 || options->stall_timeout_ms <= 0 || options->arrival_timeout_ms <= 0)
-		return st_fail(ST_ERR_USAGE, "communicator: a timeout that is not positive");
-	if (options->chunk_bytes < 64 || options->chunk_bytes > (size_t)1 << 30 || options->slots < 2 || options->slots > 1024)
-		return st_fail(ST_ERR_USAGE, "communicator: %u slots of %zu bytes, expected 2 to 1024 of 64 bytes to 1 GiB", options->slots,
-			       options->chunk_bytes);
-	return ST_OK;
-}
 
 static struct plan_shape shape_of_ranks(const struct comm *comm)
 {
@@ -210,7 +57,7 @@ static enum st_status open_links(struct comm *comm)
 		ST_TRY(control_broadcast(comm->control, &algorithm, sizeof algorithm, comm->options.startup_timeout_ms));
 	if (algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
-	comm->algorithms = choices[algorithm].algorithms;
+	comm->algorithms = comm_algorithms_of((enum comm_algorithm)algorithm);
 	ST_TRY(find_places(comm));
 	const struct comm_links_options links = {
 		.control = comm->control,
@@ -248,7 +95,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 	if (given)
 		options = *given;
 	if (status == ST_OK)
-		status = check_options(&options);
+		status = comm_options_check(&options);
 	if (status == ST_OK && !(comm = calloc(1, sizeof *comm)))
 		status = st_fail(ST_ERR_NOMEM, "communicator: out of memory");
 	if (status == ST_OK) {
@@ -277,7 +124,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		options.chunk_bytes = chunk_bytes;
 		options.slots = slots;
 		options.accumulate = (enum comm_accumulate)accumulate;
-		status = check_options(&options);
+		status = comm_options_check(&options);
 	}
 	if (status == ST_OK) {
 		struct engine_options engine = {
@@ -374,58 +221,6 @@ const char *comm_host(const struct comm *comm, uint32_t rank)
 const char *comm_job(const struct comm *comm)
 {
 	return control_job(comm->control);
-}
-
-enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory)
-{
-	struct memory *made = calloc(1, sizeof *made);
-	long page = sysconf(_SC_PAGESIZE);
-	if (!made)
-		return st_fail(ST_ERR_NOMEM, "memory of a communicator: out of memory");
-	if (bytes > SIZE_MAX / 2) {
-		free(made);
-		return st_fail(ST_ERR_NOMEM, "memory of a communicator: %zu bytes", bytes);
-	}
-	made->bytes = bytes ? (bytes + (size_t)page - 1) / (size_t)page * (size_t)page : (size_t)page;
-	made->fd = memfd_create("synctrain-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (made->fd < 0) {
-		free(made);
-		return st_fail_errno("memory of a communicator: memfd_create");
-	}
-	/* Allocated now: when memory runs out later there is no error to return. */
-	int error = ftruncate(made->fd, (off_t)made->bytes) ? errno : 0;
-	while (!error && fallocate(made->fd, 0, 0, (off_t)made->bytes))
-		if (errno != EINTR)
-			error = errno;
-	if (!error && fcntl(made->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-		error = errno;
-	made->address = error ? MAP_FAILED : mmap(NULL, made->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made->fd, 0);
-	if (made->address == MAP_FAILED) {
-		if (!error)
-			error = errno;
-		close(made->fd);
-		free(made);
-		errno = error;
-		return st_fail_errno("memory of a communicator: %zu bytes", bytes);
-	}
-	made->next = comm->memory;
-	comm->memory = made;
-	*memory = made->address;
-	return ST_OK;
-}
-
-void comm_memory_free(struct comm *comm, void *memory)
-{
-	for (struct memory **at = &comm->memory; *at; at = &(*at)->next) {
-		struct memory *found = *at;
-		if (found->address != memory)
-			continue;
-		*at = found->next;
-		munmap(found->address, found->bytes);
-		close(found->fd);
-		free(found);
-		return;
-	}
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
