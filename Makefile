@@ -6,7 +6,7 @@
 #   make check-long      the long forms as well
 #   make check SAN=address,undefined | SAN=thread
 #   make bench           ratios against peers in the same run
-#   make install DESTDIR= prefix= libexecdir= sysconfdir= slurm_plugindir=
+#   make install DESTDIR= prefix= libexecdir= sysconfdir= slurm_plugindir=; uninstall takes the same
 
 prefix          ?= /usr/local
 bindir          ?= $(prefix)/bin
@@ -14,8 +14,13 @@ libdir          ?= $(prefix)/lib
 libexecdir      ?= $(prefix)/libexec
 sysconfdir      ?= /etc
 slurm_plugindir ?= $(libdir)/slurm
+includedir      ?= $(prefix)/include
+pkgconfigdir    ?= $(libdir)/pkgconfig
+mandir          ?= $(prefix)/share/man
+docdir          ?= $(prefix)/share/doc/synctrain
 
 CC      ?= cc
+OBJCOPY ?= objcopy
 CSTD     = -std=gnu17
 WARN     = -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wno-sign-conversion -Wvla $(if $(WERROR),-Werror)
 OPT     ?= -O2 -g
@@ -63,8 +68,18 @@ note  = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
 
 PLUGIN := $(if $(SAN),,$(if $(PLUGIN_SRC),$(B)/lib/slurm/synctrain.so))
 
+# libcomm for other programs. The soname changes when a program built against the version before could go wrong with this one.
+COMM_SONAME  := libsynctrain-comm.so.0
+COMM_SHARED  := $(B)/lib/libsynctrain-comm.so.$(VERSION)
+COMM_STATIC  := $(B)/lib/libsynctrain-comm.a
+COMM_OBJ      = $(call obj,$(filter-out libcomm/cmd_% libcomm/launcher_%,$(LIBCOMM_SRC)))
+COMM_HEADERS := libcomm/comm.h libcomm/bootstrap.h common/status.h
+COMM_PKGS     = libcrypto pmix
+MANUAL       := $(B)/man/synctrain.1
+FOR_USERS    := $(if $(SAN),,$(COMM_SHARED) $(COMM_STATIC) $(MANUAL))
+
 .PHONY: all
-all: $(B)/bin/synctrain $(PLUGIN) $(HELPERS)
+all: $(B)/bin/synctrain $(PLUGIN) $(HELPERS) $(FOR_USERS)
 
 $(B)/lib/libcommon.a:   $(call obj,$(COMMON_SRC))
 $(B)/lib/libtopology.a: $(call obj,$(TOPOLOGY_SRC))
@@ -103,6 +118,25 @@ $(B)/lib/slurm/synctrain.so: $(call obj,$(PLUGIN_SRC)) spank-plugin/exports.map
 	@mkdir -p $(@D)
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=spank-plugin/exports.map -o $@ $(filter %.o,$^)
+
+$(COMM_SHARED): $(COMM_OBJ) $(B)/lib/libtopology.a $(B)/lib/libcommon.a libcomm/exports.map
+	@mkdir -p $(@D)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,$(COMM_SONAME) -Wl,--version-script=libcomm/exports.map -Wl,-z,defs -Wl,--as-needed \
+		-o $@ $(COMM_OBJ) $(B)/lib/libtopology.a $(B)/lib/libcommon.a $(PKGLIBS) -lm -lpthread
+	$(Q)ln -sf $(@F) $(@D)/$(COMM_SONAME) && ln -sf $(COMM_SONAME) $(@D)/libsynctrain-comm.so
+
+# One object in which everything but the interface is local, so that a program may have a st_log() of its own.
+$(COMM_STATIC): $(COMM_OBJ) $(B)/lib/libtopology.a $(B)/lib/libcommon.a
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(call note,AR,$@)
+	$(Q)$(LD) -r -o $(B)/lib/synctrain-comm.o $^ && $(OBJCOPY) --localize-hidden $(B)/lib/synctrain-comm.o && $(AR) rcs $@ $(B)/lib/synctrain-comm.o
+
+# The manual is what the program says with --help.
+$(MANUAL): $(B)/bin/synctrain etc/man/pages
+	$(call note,MAN,$@)
+	$(Q)etc/man/pages $(B)/bin/synctrain $(@D)
 
 # Where the plugin looks when plugstack.conf does not say.
 $(B)/obj/spank-plugin/submit.o: CPPFLAGS_ALL += -DSYNCTRAIN_LIBEXECDIR='"$(libexecdir)/synctrain"' -DSYNCTRAIN_SLURM_PLUGINDIR='"$(slurm_plugindir)"'
@@ -149,15 +183,40 @@ bench:
 	+@$(MAKE) --no-print-directory -j$(shell getconf _NPROCESSORS_ONLN) all
 	@tests/peers/bench
 
+# A public header includes "common/status.h" here and "status.h", which lies beside it, there.
 .PHONY: install
 install: all
-	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain \
-		$(DESTDIR)$(libexecdir)/synctrain
+	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(slurm_plugindir) $(DESTDIR)$(sysconfdir)/synctrain $(DESTDIR)$(libexecdir)/synctrain \
+		$(DESTDIR)$(includedir)/synctrain $(DESTDIR)$(pkgconfigdir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(docdir)/examples
 	install -m 755 $(B)/bin/synctrain $(DESTDIR)$(bindir)/synctrain
 	install -m 755 $(B)/lib/slurm/synctrain.so $(DESTDIR)$(slurm_plugindir)/synctrain.so
 	install -m 755 $(HELPERS) $(DESTDIR)$(libexecdir)/synctrain
 	sed 's|@slurm_plugindir@|$(slurm_plugindir)|; s|@libexecdir@|$(libexecdir)|; s|@sysconfdir@|$(sysconfdir)|' etc/synctrain/plugstack.conf.in > $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf
 	chmod 644 $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf
+	install -m 755 $(COMM_SHARED) $(DESTDIR)$(libdir)
+	ln -sf $(notdir $(COMM_SHARED)) $(DESTDIR)$(libdir)/$(COMM_SONAME)
+	ln -sf $(COMM_SONAME) $(DESTDIR)$(libdir)/libsynctrain-comm.so
+	install -m 644 $(COMM_STATIC) $(DESTDIR)$(libdir)
+	for header in $(COMM_HEADERS); do \
+		sed 's|^#include "common/|#include "|' $$header > $(DESTDIR)$(includedir)/synctrain/$${header##*/} && \
+		chmod 644 $(DESTDIR)$(includedir)/synctrain/$${header##*/} || exit 1; done
+	sed 's|@prefix@|$(prefix)|; s|@libdir@|$(libdir)|; s|@includedir@|$(includedir)|; s|@version@|$(VERSION)|; s|@private@|$(shell pkg-config --libs $(COMM_PKGS)) -lm -lpthread|' \
+		libcomm/synctrain-comm.pc.in > $(DESTDIR)$(pkgconfigdir)/synctrain-comm.pc
+	chmod 644 $(DESTDIR)$(pkgconfigdir)/synctrain-comm.pc
+	install -m 644 $(B)/man/*.1 $(DESTDIR)$(mandir)/man1
+	install -m 644 etc/examples/* $(DESTDIR)$(docdir)/examples
+	$(if $(DESTDIR),,[ "$$(id -u)" != 0 ] || ldconfig)
+
+.PHONY: uninstall
+uninstall:
+	rm -f $(DESTDIR)$(bindir)/synctrain $(DESTDIR)$(slurm_plugindir)/synctrain.so $(DESTDIR)$(sysconfdir)/synctrain/plugstack.conf \
+		$(patsubst %,$(DESTDIR)$(libexecdir)/synctrain/%,$(notdir $(HELPERS))) \
+		$(patsubst %,$(DESTDIR)$(libdir)/%,$(notdir $(COMM_SHARED) $(COMM_STATIC)) $(COMM_SONAME) libsynctrain-comm.so) \
+		$(patsubst %,$(DESTDIR)$(includedir)/synctrain/%,$(notdir $(COMM_HEADERS))) $(DESTDIR)$(pkgconfigdir)/synctrain-comm.pc \
+		$(DESTDIR)$(mandir)/man1/synctrain.1 $(DESTDIR)$(mandir)/man1/synctrain-*.1 \
+		$(patsubst etc/%,$(DESTDIR)$(docdir)/%,$(wildcard etc/examples/*))
+	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(sysconfdir)/synctrain $(DESTDIR)$(libexecdir)/synctrain $(DESTDIR)$(includedir)/synctrain \
+		$(DESTDIR)$(docdir)/examples $(DESTDIR)$(docdir)
 
 .PHONY: clean
 clean:

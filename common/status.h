@@ -11,6 +11,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* Part of libcomm's interface: see comm.h. */
+#pragma GCC visibility push(default)
 
 enum st_status {
 	ST_OK = 0,
@@ -63,6 +65,7 @@ int st_exit_code(enum st_status status);
 			return st_try_status_;           \
 	} while (0)
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -12,6 +12,12 @@
 
 #include "common/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Part of libcomm's interface: see comm.h. */
+#pragma GCC visibility push(default)
+
 #define BOOTSTRAP_NODE_BYTES 64
 #define BOOTSTRAP_JOB_BYTES 96
 #define BOOTSTRAP_ADDRESS_BYTES 128
@@ -46,4 +52,8 @@ enum st_status bootstrap_threads(uint32_t size, const char *const *nodes, struct
 /* Fills bootstrap->address from Slurm's SLURM_TOPOLOGY_ADDR and SLURM_TOPOLOGY_ADDR_PATTERN; "" when absent or of an unknown shape. */
 void bootstrap_topology_address(struct bootstrap *bootstrap);
 
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
 #endif

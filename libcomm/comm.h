@@ -22,6 +22,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* The library is built with hidden visibility: what is declared between here and the pop, and named in exports.map, is its interface. */
+#pragma GCC visibility push(default)
 
 struct comm;
 struct comm_request;
@@ -156,6 +158,7 @@ struct comm_counters {
 };
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -35,6 +35,7 @@ enum st_status engine_create(const struct engine_options *options, struct engine
 	if (!made)
 		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	made->options = *options;
+	made->lane.engine = made;
 	made->spin_ns = options->crowded ? 0 : SPIN_NS;
 	*engine = made;
 	return ST_OK;
@@ -44,9 +45,10 @@ void engine_free(struct engine *engine)
 {
 	if (!engine)
 		return;
-	while (engine->first) {
-		struct comm_request *request = engine->first;
-		engine->first = request->next;
+	struct lane *lane = &engine->lane;
+	while (lane->first) {
+		struct comm_request *request = lane->first;
+		lane->first = request->next;
 		release_plan(request->bound);
 		free(request);
 	}
@@ -151,26 +153,28 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 	return ST_OK;
 }
 
-static void start(struct engine *engine, struct comm_request *request)
+static void start(struct lane *lane)
 {
+	const struct engine_options *options = &lane->engine->options;
+	struct comm_request *request = lane->first;
 	request->started = true;
-	engine->at = 0;
-	engine->depth = 0;
-	memset(engine->vars, 0, sizeof engine->vars);
+	lane->at = 0;
+	lane->depth = 0;
+	memset(lane->vars, 0, sizeof lane->vars);
 	const struct plan *plan = request->bound->plan;
 	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
 	const enum comm_type type = (enum comm_type)request->signature.type;
 	const enum comm_op op = (enum comm_op)request->signature.op;
-	engine->finish = reduce_kernel_best(type, op);
-	engine->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : engine->finish;
+	lane->finish = reduce_kernel_best(type, op);
+	lane->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : lane->finish;
 	/* A reduction in place has just read the lines that it writes. */
-	engine->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
-	engine->still_since = 0;
-	engine->announced = engine->second_chance = false;
+	lane->stream = plan->elements * request->element_bytes >= options->stream_bytes && !(reduces && plan->in_place);
+	lane->still_since = 0;
+	lane->announced = lane->second_chance = false;
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
-	if (engine->options.control)
-		control_doing(engine->options.control, plan_collective_name(plan->collective), request->signature.sequence);
+	if (options->control)
+		control_doing(options->control, plan_collective_name(plan->collective), request->signature.sequence);
 }
 
 static void retire(struct engine *engine, struct comm_request *request)
@@ -179,56 +183,56 @@ static void retire(struct engine *engine, struct comm_request *request)
 	engine->spare = request;
 }
 
-static void finish_first(struct engine *engine, enum st_status status)
+static void finish_first(struct lane *lane, enum st_status status)
 {
-	struct comm_request *request = engine->first;
-	engine->first = request->next;
-	if (!engine->first)
-		engine->last = NULL;
+	struct comm_request *request = lane->first;
+	lane->first = request->next;
+	if (!lane->first)
+		lane->last = NULL;
 	request->done = true;
 	request->status = status;
 	release_plan(request->bound);
 	request->bound = NULL;
-	engine->blocked = NULL;
-	engine->moves++;
+	lane->blocked = NULL;
+	lane->moves++;
 }
 
-/* Runs the first request as far as it goes. ST_OK: no requests left. */
-static enum st_status run(struct engine *engine)
+/* Runs the lane as far as it goes. ST_OK: no requests left. */
+static enum st_status run(struct lane *lane)
 {
-	while (engine->first) {
-		struct comm_request *request = engine->first;
+	while (lane->first) {
+		struct comm_request *request = lane->first;
 		const struct engine_plan *bound = request->bound;
 		const struct plan *plan = bound->plan;
 		if (!request->started)
-			start(engine, request);
-		while (engine->at < plan->step_count) {
-			const struct plan_step *step = &plan->steps[engine->at];
+			start(lane);
+		while (lane->at < plan->step_count) {
+			const struct plan_step *step = &plan->steps[lane->at];
 			if (step->kind == PLAN_LOOP) {
 				if (!step->count) {
-					engine->at = bound->ends[engine->at] + 1;
+					lane->at = bound->ends[lane->at] + 1;
 					continue;
 				}
-				engine->frames[engine->depth].step = engine->at;
-				engine->frames[engine->depth].count = step->count;
-				engine->vars[engine->depth++] = 0;
+				lane->frames[lane->depth].step = lane->at;
+				lane->frames[lane->depth].count = step->count;
+				lane->vars[lane->depth++] = 0;
 			} else if (step->kind == PLAN_END) {
-				if (++engine->vars[engine->depth - 1] < engine->frames[engine->depth - 1].count)
-					engine->at = engine->frames[engine->depth - 1].step;
+				if (++lane->vars[lane->depth - 1] < lane->frames[lane->depth - 1].count)
+					lane->at = lane->frames[lane->depth - 1].step;
 				else
-					engine->vars[--engine->depth] = 0;
-			} else if (plan_affine_value(&step->guard, engine->vars) >= 0) {
-				enum st_status status = engine_run_step(engine, request, step);
+					lane->vars[--lane->depth] = 0;
+			} else if (plan_affine_value(&step->guard, lane->vars) >= 0) {
+				enum st_status status = engine_run_step(lane, step);
 				if (status != ST_OK)
 					return status;
-				engine->moves++;
+				lane->moves++;
 			}
-			engine->at++;
+			lane->at++;
 		}
-		engine->counters.operations++;
-		finish_first(engine, ST_OK);
+		lane->engine->counters.operations++;
+		finish_first(lane, ST_OK);
 	}
-	engine->blocked = NULL;
+	lane->blocked = NULL;
 	return ST_OK;
 }
 
@@ -244,25 +248,26 @@ static enum st_status fail_all(struct engine *engine, enum st_status status)
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
 	}
-	while (engine->first)
-		finish_first(engine, ST_ERR_ABORTED);
+	while (engine->lane.first)
+		finish_first(&engine->lane, ST_ERR_ABORTED);
 	return st_fail_copy(status, engine->why);
 }
 
-static void operation_text(const struct engine *engine, char text[TRANSPORT_SIGNATURE_TEXT])
+static void operation_text(const struct lane *lane, char text[TRANSPORT_SIGNATURE_TEXT])
 {
-	if (engine->first)
-		transport_signature_print(&engine->first->signature, text);
+	if (lane->first)
+		transport_signature_print(&lane->first->signature, text);
 	else
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "no operation");
 }
 
 /* A link reported its end. Its message is in st_message(). */
-static enum st_status link_failed(struct engine *engine, const struct link *link, enum st_status status)
+static enum st_status link_failed(struct lane *lane, const struct link *link, enum st_status status)
 {
 	char operation[TRANSPORT_SIGNATURE_TEXT], detail[sizeof link->why];
-	operation_text(engine, operation);
+	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "%s", st_message());
+	struct engine *engine = lane->engine;
 	struct control *control = engine->options.control;
 	if (status == ST_ERR_ABORTED) {
 		if (control)
@@ -282,11 +287,12 @@ static enum st_status link_failed(struct engine *engine, const struct link *link
 	return fail_all(engine, status);
 }
 
-static enum st_status late(struct engine *engine, bool entered)
+static enum st_status late(struct lane *lane, bool entered)
 {
-	const struct link *link = engine->blocked;
+	struct engine *engine = lane->engine;
+	const struct link *link = lane->blocked;
 	char operation[TRANSPORT_SIGNATURE_TEXT], detail[256];
-	operation_text(engine, operation);
+	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "rank %" PRIu32 " on %s has waited %" PRId64 " ms for rank %" PRIu32 " on %s, which %s", engine->options.rank,
 		 engine->options.host, engine->options.arrival_timeout_ms * (entered ? 2 : 1), link->ends.peer, link->ends.peer_host,
 		 entered ? "entered the operation and did not go on" : "did not enter the operation");
@@ -298,35 +304,35 @@ static enum st_status late(struct engine *engine, bool entered)
 }
 
 /* Nothing moved in this look: has it been too long? */
-static enum st_status check_stillness(struct engine *engine)
+static enum st_status check_stillness(struct lane *lane)
 {
-	struct link *link = engine->blocked;
+	struct link *link = lane->blocked;
 	if (!link)
 		return ST_OK;
-	if (!engine->still_since || engine->still_moves != engine->moves) {
-		engine->still_moves = engine->moves;
-		engine->still_since = st_now_ns();
-		engine->arrival = st_deadline_in_ms(engine->options.arrival_timeout_ms);
-		engine->second_chance = false;
+	if (!lane->still_since || lane->still_moves != lane->moves) {
+		lane->still_moves = lane->moves;
+		lane->still_since = st_now_ns();
+		lane->arrival = st_deadline_in_ms(lane->engine->options.arrival_timeout_ms);
+		lane->second_chance = false;
 		return ST_OK;
 	}
-	bool late_now = st_deadline_expired(&engine->arrival);
-	if (!engine->announced && (late_now || st_now_ns() - engine->still_since > ANNOUNCE_NS)) {
-		engine->announced = true;
-		for (uint32_t i = 0; i < engine->first->bound->distinct_count; i++)
-			engine->first->bound->distinct[i]->ops->announce(engine->first->bound->distinct[i]);
+	bool late_now = st_deadline_expired(&lane->arrival);
+	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
+		lane->announced = true;
+		for (uint32_t i = 0; i < lane->first->bound->distinct_count; i++)
+			lane->first->bound->distinct[i]->ops->announce(lane->first->bound->distinct[i]);
 	}
 	if (!late_now)
 		return ST_OK;
 	/* A peer that has entered waits for somebody else itself; that rank's neighbour will name it. */
 	struct transport_signature theirs;
-	bool entered = link->ops->heard(link, &theirs) && theirs.sequence >= engine->first->signature.sequence;
-	if (entered && !engine->second_chance) {
-		engine->second_chance = true;
-		engine->arrival = st_deadline_in_ms(engine->options.arrival_timeout_ms);
+	bool entered = link->ops->heard(link, &theirs) && theirs.sequence >= lane->first->signature.sequence;
+	if (entered && !lane->second_chance) {
+		lane->second_chance = true;
+		lane->arrival = st_deadline_in_ms(lane->engine->options.arrival_timeout_ms);
 		return ST_OK;
 	}
-	return late(engine, entered);
+	return late(lane, entered);
 }
 
 /*
@@ -335,17 +341,18 @@ static enum st_status check_stillness(struct engine *engine)
  */
 static enum st_status look(struct engine *engine)
 {
+	struct lane *lane = &engine->lane;
 	if (engine->failed != ST_OK)
 		return engine_failure(engine);
 	for (;;) {
-		uint64_t before = engine->moves;
-		enum st_status status = run(engine);
+		uint64_t before = lane->moves;
+		enum st_status status = run(lane);
 		if (status == ST_OK)
 			return ST_OK;
-		struct link *blocked = engine->blocked;
+		struct link *blocked = lane->blocked;
 		if (status != ST_PENDING)
-			return link_failed(engine, blocked, status);
-		const struct engine_plan *bound = engine->first->bound;
+			return link_failed(lane, blocked, status);
+		const struct engine_plan *bound = lane->first->bound;
 		bool dead = false;
 		for (uint32_t i = 0; i < bound->distinct_count; i++) {
 			struct link *link = bound->distinct[i];
@@ -353,20 +360,20 @@ static enum st_status look(struct engine *engine)
 			if (status == ST_ERR_ABORTED)
 				dead |= link == blocked; /* what came before the end may be all that is needed */
 			else if (status != ST_OK)
-				return link_failed(engine, link, status);
+				return link_failed(lane, link, status);
 		}
 		/* The step that was blocked may go on now; when it can't and its link is dead, it never will. */
-		uint64_t moves = engine->moves;
-		status = run(engine);
+		uint64_t moves = lane->moves;
+		status = run(lane);
 		if (status == ST_OK)
 			return ST_OK;
 		if (status != ST_PENDING)
-			return link_failed(engine, engine->blocked, status);
-		if (dead && engine->moves == moves) {
+			return link_failed(lane, lane->blocked, status);
+		if (dead && lane->moves == moves) {
 			transport_status(blocked);
-			return link_failed(engine, blocked, ST_ERR_ABORTED);
+			return link_failed(lane, blocked, ST_ERR_ABORTED);
 		}
-		if (engine->moves == before)
+		if (lane->moves == before)
 			return ST_PENDING;
 	}
 }
@@ -381,6 +388,7 @@ static enum st_status check_control(struct engine *engine)
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request)
 {
+	struct lane *lane = &engine->lane;
 	enum st_status status = engine_failure(engine);
 	struct comm_request *made = engine->spare;
 	if (status == ST_OK && bound->plan->wide && signature.type != COMM_F16 && signature.type != COMM_BF16)
@@ -399,15 +407,15 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 				      .element_bytes = comm_type_bytes((enum comm_type)signature.type)};
 	bound->owned = owned;
 	bound->users++;
-	if (engine->last)
-		engine->last->next = made;
+	if (lane->last)
+		lane->last->next = made;
 	else
-		engine->first = made;
-	engine->last = made;
+		lane->first = made;
+	lane->last = made;
 	*request = made;
 	/* The first look sends what can be sent. A failure is the request's, seen when it is waited for. */
-	if (engine->first == made)
-		run(engine);
+	if (lane->first == made)
+		run(lane);
 	return ST_OK;
 }
 
@@ -416,7 +424,7 @@ enum st_status engine_progress(struct engine *engine)
 	ST_TRY(check_control(engine));
 	enum st_status status = look(engine);
 	if (status == ST_PENDING)
-		status = check_stillness(engine);
+		status = check_stillness(&engine->lane);
 	return status;
 }
 
@@ -447,7 +455,8 @@ enum st_status engine_test(struct engine *engine, struct comm_request **request)
 
 static enum st_status sleep_once(struct engine *engine)
 {
-	struct engine_plan *bound = engine->first->bound;
+	struct lane *lane = &engine->lane;
+	struct engine_plan *bound = lane->first->bound;
 	struct control *control = engine->options.control;
 	struct pollfd few[16], *fds = few;
 	if (bound->distinct_count + 1 > sizeof few / sizeof *few) {
@@ -469,8 +478,8 @@ static enum st_status sleep_once(struct engine *engine)
 		}
 		if (control)
 			fds[count++] = (struct pollfd){control_event_fd(control), POLLIN, 0};
-		int timeout = st_deadline_poll_ms(&engine->arrival);
-		if (!engine->announced && timeout > 100)
+		int timeout = st_deadline_poll_ms(&lane->arrival);
+		if (!lane->announced && timeout > 100)
 			timeout = 100;
 		engine->counters.sleeps++;
 		if (poll(fds, count, timeout) < 0 && errno != EINTR)
@@ -503,9 +512,10 @@ static void adapt_spin(struct engine *engine, int64_t budget, unsigned yields)
 
 enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 {
+	struct lane *lane = &engine->lane;
 	enum st_status status = ST_OK;
 	int64_t began = 0, still = 0;
-	uint64_t moves = engine->moves;
+	uint64_t moves = lane->moves;
 	if (!(*request)->done) {
 		began = st_now_ns();
 		status = look(engine);
@@ -513,14 +523,14 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 	unsigned yields = 0;
 	int64_t budget = engine->spin_ns;
 	for (unsigned turn = 1; !(*request)->done; turn++) {
-		if (engine->moves != moves || !still) {
+		if (lane->moves != moves || !still) {
 			if (still && !engine->options.crowded)
 				adapt_spin(engine, budget, yields);
-			moves = engine->moves;
+			moves = lane->moves;
 			still = st_now_ns();
 			yields = 0;
 			budget = !engine->options.crowded && ++engine->waits % SPIN_PROBE_EVERY == 0 ? SPIN_NS : engine->spin_ns;
-			engine->still_since = 0;
+			lane->still_since = 0;
 		}
 		if (budget && !yields && turn % 8) {
 			pause_cpu();
@@ -536,7 +546,7 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 			continue;
 		}
 		yields++;
-		status = check_stillness(engine);
+		status = check_stillness(lane);
 		if (status != ST_OK)
 			break;
 		if (waited < YIELD_NS) {

@@ -27,14 +27,10 @@ struct comm_request {
 	enum st_status status;
 };
 
-struct engine {
-	struct engine_options options;
-	struct link **links;
-	size_t link_count;
-	struct comm_request *first, *last, *spare;
-	uint64_t sequence;
-
-	/* The first request's program. */
+/* A program in execution: the requests of one lane, one after the other in the order of issue, and how far the first of them is. */
+struct lane {
+	struct engine *engine;
+	struct comm_request *first, *last;
 	reduce_function *add, *finish; /* to a partial sum; to what is final */
 	uint32_t at;
 	unsigned depth;
@@ -52,6 +48,15 @@ struct engine {
 	int64_t still_since; /* 0: not set */
 	struct st_deadline arrival;
 	bool announced, second_chance;
+};
+
+struct engine {
+	struct engine_options options;
+	struct link **links;
+	size_t link_count;
+	struct comm_request *spare;
+	uint64_t sequence;
+	struct lane lane;
 	int64_t spin_ns;
 	uint64_t waits;
 
@@ -60,7 +65,7 @@ struct engine {
 	struct comm_counters counters;
 };
 
-/* One step of a request. ST_OK: done. ST_PENDING: engine->blocked says on what. Else the link's failure. */
-enum st_status engine_run_step(struct engine *engine, const struct comm_request *request, const struct plan_step *step);
+/* One step of the lane's first request. ST_OK: done. ST_PENDING: lane->blocked says on what. Else the link's failure. */
+enum st_status engine_run_step(struct lane *lane, const struct plan_step *step);
 
 #endif

@@ -8,13 +8,14 @@ struct piece {
 	bool wide; /* holds partial sums that are wider than the elements */
 };
 
-static struct piece place(const struct engine *engine, const struct comm_request *request, const struct plan_operand *operand)
+static struct piece place(const struct lane *lane, const struct plan_operand *operand)
 {
+	const struct comm_request *request = lane->first;
 	const struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
-	uint64_t block = plan_operand_block(plan, operand, engine->vars);
+	uint64_t block = plan_operand_block(plan, operand, lane->vars);
 	uint64_t length = plan->offsets ? plan_block_elements(plan, block) : bound->quotient + (block < bound->remainder);
-	uint64_t start = plan_operand_chunk(plan, operand, engine->vars) * plan->chunk_elements;
+	uint64_t start = plan_operand_chunk(plan, operand, lane->vars) * plan->chunk_elements;
 	if (start > length)
 		start = length;
 	struct piece piece = {.elements = length - start < plan->chunk_elements ? length - start : plan->chunk_elements};
@@ -23,11 +24,11 @@ static struct piece place(const struct engine *engine, const struct comm_request
 	else if (operand->span > 1) /* whole blocks: chunks is 1 */
 		piece.elements = operand->span * bound->quotient +
 				 (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
-	piece.wide = plan->wide && plan_operand_partial(operand, engine->vars);
+	piece.wide = plan->wide && plan_operand_partial(operand, lane->vars);
 	piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
-		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, engine->vars));
+		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, lane->vars));
 		return piece;
 	}
 	bool compact = operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output;
@@ -41,10 +42,10 @@ static struct piece place(const struct engine *engine, const struct comm_request
 }
 
 /* What a step's sources make, as long as `to`, into `to` and `keep` (NULL: only there). */
-static void combine(struct engine *engine, const struct comm_request *request, const struct plan_step *step, const struct piece *to, void *keep,
-		    bool stream)
+static void combine(const struct lane *lane, const struct plan_step *step, const struct piece *to, void *keep, bool stream)
 {
-	const struct plan *plan = request->bound->plan;
+	const struct plan *plan = lane->first->bound->plan;
+	struct comm_counters *counters = &lane->engine->counters;
 	struct reduce_call call = {.destination = to->memory, .keep = keep, .source_count = step->source_count, .wide_result = to->wide,
 				   .stream = stream, .ranks = plan->size, .count = to->elements};
 	bool partial = false;
@@ -52,44 +53,45 @@ static void combine(struct engine *engine, const struct comm_request *request, c
 	if (!to->elements)
 		return;
 	for (unsigned s = 0; s < step->source_count; s++) {
-		struct piece source = place(engine, request, &plan->operands[step->sources + s]);
+		struct piece source = place(lane, &plan->operands[step->sources + s]);
 		call.sources[s] = source.memory;
 		call.wide_sources |= (unsigned)source.wide << s;
-		partial |= plan_operand_partial(&plan->operands[step->sources + s], engine->vars);
+		partial |= plan_operand_partial(&plan->operands[step->sources + s], lane->vars);
 		read += source.bytes;
 	}
-	bool final = !plan_step_partial(plan, step, engine->vars);
+	bool final = !plan_step_partial(plan, step, lane->vars);
 	if (step->source_count > 1 || partial == final) {
-		reduce_run(final ? engine->finish : engine->add, &call);
-		engine->counters.reduced_bytes += read;
+		reduce_run(final ? lane->finish : lane->add, &call);
+		counters->reduced_bytes += read;
 	} else if (call.sources[0] != to->memory) {
 		reduce_copy(to->memory, keep, call.sources[0], to->bytes, stream);
-		engine->counters.copied_bytes += to->bytes;
+		counters->copied_bytes += to->bytes;
 	}
 }
 
-enum st_status engine_run_step(struct engine *engine, const struct comm_request *request, const struct plan_step *step)
+enum st_status engine_run_step(struct lane *lane, const struct plan_step *step)
 {
+	const struct comm_request *request = lane->first;
 	struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
 	struct link *link = step->kind <= PLAN_WAIT ? bound->links[step->channel] : NULL;
 	struct piece piece;
-	engine->blocked = link;
+	lane->blocked = link;
 	switch (step->kind) {
 	case PLAN_READY:
-		piece = place(engine, request, &plan->operands[step->destination]);
+		piece = place(lane, &plan->operands[step->destination]);
 		return link->ops->ready(link, piece.memory, piece.bytes);
 	case PLAN_PUT: {
-		piece = place(engine, request, &plan->operands[step->sources]);
+		piece = place(lane, &plan->operands[step->sources]);
 		if (!link->ops->mapped)
 			return link->ops->put(link, piece.memory, piece.bytes);
 		void *destination;
-		piece.wide = plan->wide && plan_step_partial(plan, step, engine->vars);
+		piece.wide = plan->wide && plan_step_partial(plan, step, lane->vars);
 		piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 		ST_TRY(link->ops->reserve(link, piece.bytes, &destination));
 		piece.memory = destination;
-		combine(engine, request, step, &piece, step->keep ? place(engine, request, &plan->operands[step->destination]).memory : NULL,
-			step->keep && engine->stream);
+		combine(lane, step, &piece, step->keep ? place(lane, &plan->operands[step->destination]).memory : NULL,
+			step->keep && lane->stream);
 		link->ops->commit(link);
 		return ST_OK;
 	}
@@ -105,8 +107,8 @@ enum st_status engine_run_step(struct engine *engine, const struct comm_request 
 		return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
 	case PLAN_REDUCE:
 	case PLAN_COPY:
-		piece = place(engine, request, &plan->operands[step->destination]);
-		combine(engine, request, step, &piece, NULL, engine->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
+		piece = place(lane, &plan->operands[step->destination]);
+		combine(lane, step, &piece, NULL, lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
 		return ST_OK;
 	default: return ST_OK;
 	}
