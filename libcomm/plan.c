@@ -125,8 +125,8 @@ uint64_t plan_block_offset(const struct plan *plan, uint64_t block)
 uint64_t plan_block_elements(const struct plan *plan, uint64_t block)
 {
 	if (plan->offsets)
-		return plan->offsets[block + 1] - plan->offsets[block];
-	return plan->elements / plan->blocks + (block < plan->elements % plan->blocks);
+		return block < plan->blocks ? plan->offsets[block + 1] - plan->offsets[block] : 0;
+	return block < plan->blocks ? plan->elements / plan->blocks + (block < plan->elements % plan->blocks) : 0;
 }
 
 void plan_chunk_range(const struct plan *plan, uint64_t block, uint64_t chunk, uint64_t *offset, uint64_t *elements)
@@ -163,7 +163,9 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 	int64_t value = plan_affine_value(&block->first, vars);
 	if (block->modulus)
 		value += block->stride * (int64_t)reduced(plan_affine_value(&block->cycle, vars), block->modulus);
-	uint32_t position = (uint32_t)reduced(value, plan->blocks);
+	if (operand->carry)
+		value += plan_affine_value(&operand->chunk, vars) / (int64_t)plan->chunks;
+	uint32_t position = (uint32_t)reduced(value, plan->positions ? plan->positions : plan->blocks);
 	return plan->order ? plan->order[position] : position;
 }
 
@@ -189,6 +191,17 @@ bool plan_step_partial(const struct plan *plan, const struct plan_step *step, co
 	return step->source_count > 1 || plan_operand_partial(&plan->operands[step->sources], vars);
 }
 
+bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	int64_t value = plan_affine_value(&step->guard, vars);
+	return value >= 0 && (step->every <= 1 || value % step->every == 0);
+}
+
+bool plan_reduces(const struct plan *plan)
+{
+	return plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || (plan->collective == PLAN_BARRIER && plan->blocks == 1);
+}
+
 const char *plan_collective_name(enum plan_collective collective)
 {
 	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
@@ -205,15 +218,17 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	if (index >= plan->operand_count)
 		return bad(plan, at, "no such operand");
 	const struct plan_operand *operand = &plan->operands[index];
-	if (operand->span > 1 && (plan->chunks != 1 || plan->order || operand->span > plan->blocks))
+	if ((operand->span > 1 || operand->skip) && (plan->chunks != 1 || plan->order || operand->span > plan->blocks || operand->skip >= plan->blocks))
 		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
-		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER)
+		if (!plan_reduces(plan))
 			return bad(plan, at, "a partial sum where nothing is reduced");
 		if (operand->space == PLAN_INPUT || (operand->space == PLAN_OUTPUT && plan->wide))
 			return bad(plan, at, "a partial sum in a buffer of the caller");
 	}
+	if (operand->skip && operand->space != PLAN_SCRATCH)
+		return bad(plan, at, "skips blocks where there is no slot");
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");
@@ -233,8 +248,10 @@ enum st_status plan_check(const struct plan *plan)
 {
 	if (!plan->blocks || !plan->chunks || !plan->chunk_elements || !plan->slots || !plan->size || plan->rank >= plan->size)
 		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: no blocks, chunks, slots or ranks", plan->rank);
-	for (uint32_t b = 0; plan->order && b < plan->blocks; b++)
-		if (plan->order[b] >= plan->blocks)
+	if (plan->positions && (!plan->order || plan->positions < plan->blocks))
+		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %u positions of %u blocks", plan->rank, plan->positions, plan->blocks);
+	for (uint32_t b = 0; plan->order && b < (plan->positions ? plan->positions : plan->blocks); b++)
+		if (plan->order[b] >= plan->blocks + (plan->positions ? 1 : 0))
 			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: order names block %u of %u", plan->rank, plan->order[b], plan->blocks);
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
 		const struct plan_channel *a = &plan->channels[i];
@@ -298,6 +315,8 @@ enum st_status plan_check(const struct plan *plan)
 				return bad(plan, i, "grants another channel's slot");
 			if (granted->space == PLAN_WORK)
 				return bad(plan, i, "grants work memory");
+			if (granted->skip)
+				return bad(plan, i, "grants a part of a slot");
 			if (granted->space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
 				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
 		}

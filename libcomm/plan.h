@@ -12,6 +12,7 @@
  * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
  * rings and grids whose ranks are numbered in any way.  Where blocks are short (chunks 1, order NULL) an operand may span several
  * consecutive ones, which then travel as one put: the number of messages follows the algorithm and not the number of blocks.
+ * A table of `positions` entries, more than there are blocks, makes a grid of what is none: its holes are nobody's block, which has no elements.
  *
  * SPACES.  INPUT and OUTPUT are the caller's buffers, addressed by (block, chunk); they may be the same memory.  In
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
@@ -39,8 +40,9 @@
  * whose slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
- * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
- * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
+ * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid); a chunk index that carries walks over the chunks of
+ * one position after the other.  A step may carry a guard, affine too, and is skipped when that is negative (the first or last round of a
+ * loop differs) or no multiple of `every` (binomial trees: what happens at every second, fourth, ... turn).  So the memory of a plan grows with the rank's
  * channels, not with ranks or chunks.
  */
 #ifndef SYNCTRAIN_LIBCOMM_PLAN_H
@@ -87,6 +89,8 @@ struct plan_operand {
 	enum plan_space space;
 	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
+	uint32_t skip;              /* SCRATCH, likewise: how many blocks before this one the slot holds first; not in a grant */
+	bool carry;                 /* chunk = chunk mod chunks, and the position moves on by chunk / chunks; chunk is not negative then */
 	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
@@ -100,6 +104,7 @@ struct plan_step {
 	bool keep;                                     /* PUT on a mapped channel: store to destination too */
 	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
+	uint32_t every;                                /* or no multiple of this; 0 and 1: all are */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
 	uint32_t sources;                              /* PUT, REDUCE, COPY: index of the first of source_count operands */
 };
@@ -117,7 +122,8 @@ struct plan {
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
 	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
-	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
+	const uint32_t *order;   /* (blocks, or positions): position -> block, borrowed; NULL: the same */
+	uint32_t positions;      /* 0: blocks.  Else entries of order, in which `blocks` is a hole: nobody's block */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
 	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
@@ -176,8 +182,8 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct plan **plan);
 enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **plan);
 
-/* All-gather in ceil(lg p) rounds (Bruck), and barrier, which is one of nothing, for few bytes.  slots >= 2. */
-enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **plan);
+/* Parallel aggregated trees: reduce-scatter, all-gather and barrier, which is one of nothing, in ceil(lg p) rounds.  slots >= 2. */
+enum st_status plan_build_pat(const struct plan_shape *shape, struct plan **plan);
 
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
@@ -206,6 +212,13 @@ uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *o
 /* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY) makes is one. */
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
+/* Whether the step's guard lets it run. */
+bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
+/* Whether every rank's contribution is summed: reductions, and a barrier of one block, which is an all-reduce of nothing; other barriers are
+ * all-gathers of nothing. */
+bool plan_reduces(const struct plan *plan);
 
 /* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */
 enum st_status plan_check(const struct plan *plan);

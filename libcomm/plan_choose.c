@@ -11,7 +11,7 @@ static const struct {
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
-	[PLAN_BRUCK] = {"bruck", plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
+	[PLAN_PAT] = {"pat", plan_build_pat, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
 	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
 	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
 };
@@ -34,7 +34,7 @@ bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective coll
 
 bool plan_algorithm_has_wide(enum plan_algorithm algorithm)
 {
-	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE;
+	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE || algorithm == PLAN_PAT;
 }
 
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)
@@ -99,7 +99,7 @@ static double price_tree(enum plan_collective collective, double bytes, const st
 }
 
 /* Round s goes to the rank 2^s further, with that many blocks: every node's wire carries those of all its ranks. */
-static double price_bruck(double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+static double price_pat(double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
 {
 	double price = 0;
 	for (uint64_t distance = 1; distance < layout->size; distance *= 2) {
@@ -150,7 +150,7 @@ double plan_price(enum plan_algorithm algorithm, enum plan_collective collective
 	case PLAN_DOUBLING: return price_exchanges(false, (double)bytes, layout, machine);
 	case PLAN_HALVING: return price_exchanges(true, (double)bytes, layout, machine);
 	case PLAN_TREE: return price_tree(collective, (double)bytes, layout, machine);
-	case PLAN_BRUCK: return price_bruck((double)bytes, layout, machine);
+	case PLAN_PAT: return price_pat((double)bytes, layout, machine);
 	case PLAN_HIERARCHICAL: return price_hierarchical((double)bytes, layout, machine);
 	case PLAN_TORUS: return price_torus((double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);

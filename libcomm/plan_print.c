@@ -43,7 +43,10 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 	if (operand->space == PLAN_SCRATCH) {
 		say(text, "slot%u[", operand->channel);
 		say_affine(text, &operand->slot);
-		say(text, "] for ");
+		if (operand->skip)
+			say(text, "] after %" PRIu32 " blocks for ", operand->skip);
+		else
+			say(text, "] for ");
 	} else if (operand->space == PLAN_WORK) {
 		say(text, "work[");
 		say_affine(text, &operand->slot);
@@ -61,6 +64,8 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 	}
 	say(text, ".");
 	say_affine(text, &operand->chunk);
+	if (operand->carry)
+		say(text, " carried");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
 		say(text, " (partial if ");
@@ -115,13 +120,15 @@ size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 			say_operand(&text, &plan->operands[step->destination]);
 		}
 		static const struct plan_affine always;
-		bool guarded = step->guard.base != always.base;
+		bool guarded = step->guard.base != always.base || step->every > 1;
 		for (int v = 0; v < PLAN_MAX_DEPTH; v++)
 			guarded |= step->guard.v[v] != 0;
 		if (guarded) {
 			say(&text, " if ");
 			say_affine(&text, &step->guard);
 			say(&text, " >= 0");
+			if (step->every > 1)
+				say(&text, ", every %" PRIu32, step->every);
 		}
 		say(&text, "\n");
 	}

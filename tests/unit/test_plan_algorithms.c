@@ -23,7 +23,7 @@ static const struct algorithm {
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE, true},
 	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE, false},
 	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE, false},
-	{"bruck", plan_build_bruck, 2, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, false},
+	{"pat", plan_build_pat, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, true},
 	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, true},
 };
 #define ALGORITHMS (sizeof algorithms / sizeof *algorithms)

@@ -77,7 +77,9 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 	uint32_t block = plan_operand_block(plan, operand, rank->vars);
 	uint64_t chunk = plan_operand_chunk(plan, operand, rank->vars), offset;
 	struct area area = {.span = operand->span ? operand->span : 1};
-	if (area.span > plan->blocks - block) {
+	if (block == plan->blocks)
+		area.span = 0; /* a hole */
+	else if (area.span > plan->blocks - block) {
 		trouble = true;
 		area.span = plan->blocks - block;
 	}
@@ -89,7 +91,7 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 			trouble = true; /* would be outside of the buffer */
 	}
 	if (operand->space == PLAN_SCRATCH)
-		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN];
+		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN + operand->skip];
 	else if (operand->space == PLAN_WORK)
 		area.values = &rank->work[plan_operand_slot(plan, operand, rank->vars) * MAX_SPAN];
 	else
@@ -262,7 +264,7 @@ static bool advance(struct adversary_rank *rank)
 		}
 		return true;
 	}
-	if (plan_affine_value(&step->guard, rank->vars) < 0) {
+	if (!plan_step_runs(step, rank->vars)) {
 		rank->at++;
 		return true;
 	}
@@ -662,7 +664,7 @@ static const struct algorithm algorithms[] = {
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, true},
 	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
 	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
-	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, false},
+	{plan_build_pat, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, true},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
 
@@ -779,7 +781,7 @@ static void every_mutant(const struct algorithm *algorithm)
 						if (collective == PLAN_BARRIER)
 							shape.elements = 0;
 						/* Blocks so short that several of them travel together. */
-						if ((collective == PLAN_ALLREDUCE || collective == PLAN_ALL_GATHER) && slots == 3 && chunks == 1)
+						if (collective <= PLAN_ALL_GATHER && slots == 3 && chunks == 1)
 							shape.elements = size;
 						build_with(algorithm, shape, variant / 2);
 						for (uint32_t victim = 0; victim < size; victim++)
