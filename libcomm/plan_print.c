@@ -44,6 +44,10 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 		say(text, "%s%u[", operand->space == PLAN_SCRATCH ? "slot" : "borrowed", operand->channel);
 		say_affine(text, &operand->slot);
 		say(text, "] for ");
+	} else if (operand->space == PLAN_WORK) {
+		say(text, "work[");
+		say_affine(text, &operand->slot);
+		say(text, "] for ");
 	} else {
 		say(text, operand->space == PLAN_INPUT ? "input " : "output ");
 	}
