@@ -379,7 +379,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "", text);
+	control_declare(comm->control, "", text);
 }
 
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
