@@ -16,6 +16,7 @@ void plan_free(struct plan *plan)
 	free(plan->channels);
 	free(plan->steps);
 	free(plan->operands);
+	free(plan->owned_offsets);
 	free(plan);
 }
 
@@ -31,6 +32,7 @@ struct plan *plan_clone(const struct plan *plan)
 	if (!copy)
 		return NULL;
 	*copy = *plan;
+	copy->owned_offsets = NULL; /* the copy borrows them */
 	copy->channel_room = plan->channel_count;
 	copy->step_room = plan->step_count;
 	copy->operand_room = plan->operand_count;
@@ -172,7 +174,7 @@ uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *
 
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), plan->slots);
+	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), operand->space == PLAN_WORK ? plan->work : plan->slots);
 }
 
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
@@ -218,6 +220,9 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	} else if (operand->space == PLAN_INPUT) {
 		if (written)
 			return bad(plan, at, "writes to the input");
+	} else if (operand->space == PLAN_WORK) {
+		if (!plan->work || !plan->work_elements)
+			return bad(plan, at, "work memory of a plan that has none");
 	} else if (operand->space != PLAN_OUTPUT) {
 		return bad(plan, at, "no such space");
 	}
@@ -291,6 +296,8 @@ enum st_status plan_check(const struct plan *plan)
 			const struct plan_operand *granted = &plan->operands[step->destination];
 			if (granted->space == PLAN_SCRATCH && granted->channel != step->channel)
 				return bad(plan, i, "grants another channel's slot");
+			if (granted->space == PLAN_WORK)
+				return bad(plan, i, "grants work memory");
 			if (granted->space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
 				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
 		}

@@ -17,6 +17,8 @@
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
  * buffer is the rank's own block of the other one.
  * SCRATCH is the rank's own slots, one array of `slots` chunk-sized slots per incoming channel.
+ * WORK is private memory of the plan, `work` slots for work_elements each, for partial sums that have no room in OUTPUT: the engine allocates it
+ * when it binds the plan.  Nothing in it lasts from one operation to the next.
  *
  * CHANNELS.  A channel is one-way, from one rank to another, FIFO.  Per channel there are grants (the receiver says where
  * the next put may land: address and length; this is also the credit) and puts (the sender writes there, then raises the
@@ -33,8 +35,8 @@
  * input, in the caller's type.  An operand says by `partial` whether it is a partial sum; left alone, it is none.  What a step makes: REDUCE, COPY
  * and a PUT that keeps, what their destination is; any other PUT, a partial sum if it has several sources, else what its source is.
  * A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides an average.  It must have
- * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH only, whose
- * slots are long enough for them; else OUTPUT may hold them in the meantime.
+ * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH and WORK only,
+ * whose slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
@@ -64,7 +66,7 @@ enum plan_step_kind {
 	PLAN_END,
 };
 
-enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH };
+enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH, PLAN_WORK };
 
 #define PLAN_MAX_DEPTH 3
 #define PLAN_MAX_SOURCES 4
@@ -85,7 +87,7 @@ struct plan_operand {
 	enum plan_space space;
 	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
-	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
+	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
 	struct plan_affine partial; /* not INPUT, and only in reductions: holds a partial sum when this is positive, else not */
@@ -114,11 +116,14 @@ struct plan {
 	uint32_t rank, size;
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
+	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
 	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
 	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
 	uint32_t slots;          /* per incoming channel */
+	uint32_t work;           /* slots of WORK */
+	uint64_t work_elements;  /* what each of them holds */
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
 	bool wide;               /* partial sums are wider than the elements */
@@ -211,6 +216,7 @@ enum st_status plan_check(const struct plan *plan);
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
  *   - partial sums are granted, put and read as such, finished only with every input in them, and not left in OUTPUT (or ever in it, when
  *     they are wide);
+ *   - what is written to WORK fits, was written in the same operation, and is used;
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);

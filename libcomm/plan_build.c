@@ -127,6 +127,14 @@ enum st_status build_not_wide(const char *name, const struct plan_shape *shape)
 	return ST_OK;
 }
 
+void build_work(struct build *build, uint32_t slots)
+{
+	if (!build->plan->wide)
+		return;
+	build->plan->work = slots;
+	build->plan->work_elements = build->plan->chunk_elements;
+}
+
 uint64_t build_longest(const struct build *build)
 {
 	return build->plan->offsets ? build->shape->longest : plan_block_elements(build->plan, 0);

@@ -30,6 +30,9 @@ enum st_status build_finish(struct build *build, struct plan **plan);
 /* For builders that keep partial sums in OUTPUT: ST_ERR_USAGE for a shape that is wide. */
 enum st_status build_not_wide(const char *name, const struct plan_shape *shape);
 
+/* Where the plan is wide, gives it so many WORK slots of a chunk. */
+void build_work(struct build *build, uint32_t slots);
+
 /* Elements of the longest block. */
 uint64_t build_longest(const struct build *build);
 

@@ -32,6 +32,11 @@ bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective coll
 	return (unsigned)algorithm < PLAN_ALGORITHMS && algorithms[algorithm].collectives >> collective & 1;
 }
 
+bool plan_algorithm_has_wide(enum plan_algorithm algorithm)
+{
+	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE;
+}
+
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)
 {
 	if ((unsigned)algorithm >= PLAN_ALGORITHMS)

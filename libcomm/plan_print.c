@@ -44,6 +44,10 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 		say(text, "slot%u[", operand->channel);
 		say_affine(text, &operand->slot);
 		say(text, "] for ");
+	} else if (operand->space == PLAN_WORK) {
+		say(text, "work[");
+		say_affine(text, &operand->slot);
+		say(text, "] for ");
 	} else {
 		say(text, operand->space == PLAN_INPUT ? "input " : "output ");
 	}

@@ -63,6 +63,7 @@ struct actor {
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
 	struct cell *slots;   /* (channel_count * slots * slot_span) */
+	struct cell *work;    /* (work * slot_span) */
 	uint32_t slot_span;   /* the most blocks that one operand spans */
 	uint32_t at;
 	unsigned repeat, depth;
@@ -165,6 +166,7 @@ static void fill(struct actor *actor)
 	const struct plan *plan = actor->plan;
 	size_t cells = plan->blocks * plan->chunks;
 	memset(actor->output, 0, cells * sizeof *actor->output);
+	memset(actor->work, 0, plan->work * (size_t)actor->slot_span * sizeof *actor->work);
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		bool is_input = !plan->compact_input || block == plan->rank;
 		if (plan->collective == PLAN_BROADCAST)
@@ -199,6 +201,15 @@ static enum st_status find_area(const struct actor *actor, const struct plan_ope
 		area->cells = &actor->slots[slot * actor->slot_span];
 		return ST_OK;
 	}
+	if (operand->space == PLAN_WORK) {
+		uint64_t elements = 0;
+		for (uint32_t i = 0; i < area->span; i++)
+			elements += area_elements(plan, area, i);
+		if (elements > plan->work_elements)
+			return refuse(actor, "%" PRIu64 " elements in a work slot of %" PRIu64, elements, plan->work_elements);
+		area->cells = &actor->work[plan_operand_slot(plan, operand, actor->vars) * (size_t)actor->slot_span];
+		return ST_OK;
+	}
 	if (only_own(plan, operand->space) && (area->block != plan->rank || area->span > 1))
 		return refuse(actor, "block %" PRIu32 " of a buffer that holds the own block only", area->block);
 	area->cells = &(operand->space == PLAN_INPUT ? actor->input : actor->output)[area->block * plan->chunks + area->chunk];
@@ -213,6 +224,9 @@ static enum st_status name_cell(const struct actor *actor, const struct plan_ope
 	if (operand->space == PLAN_SCRATCH)
 		return refuse(actor, "channel %u slot %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", operand->channel,
 			      plan_operand_slot(plan, operand, actor->vars), block, chunk, what);
+	if (operand->space == PLAN_WORK)
+		return refuse(actor, "work slot %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", plan_operand_slot(plan, operand, actor->vars), block,
+			      chunk, what);
 	return refuse(actor, "%s block %" PRIu32 " chunk %" PRIu64 " %s", operand->space == PLAN_INPUT ? "input" : "output", block, chunk, what);
 }
 
@@ -228,7 +242,7 @@ static enum st_status read_area(const struct actor *actor, const struct plan_ope
 			return name_cell(actor, operand, "is read before it was written");
 		if (partial != !!(cell->flags & PARTIAL))
 			return name_cell(actor, operand, partial ? "is read as a partial sum and is none" : "is a partial sum and is read as something else");
-		if (operand->space == PLAN_SCRATCH && cell->elements != area_elements(actor->plan, area, i))
+		if ((operand->space == PLAN_SCRATCH || operand->space == PLAN_WORK) && cell->elements != area_elements(actor->plan, area, i))
 			return name_cell(actor, operand, "is read with another length than it was written");
 		cell->flags &= ~(uint32_t)UNUSED;
 	}
@@ -418,6 +432,9 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 			if (actor->slots[i * (size_t)plan->slots * actor->slot_span + s].flags & UNUSED)
 				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s / actor->slot_span);
 	}
+	for (uint32_t s = 0; s < plan->work * actor->slot_span; s++)
+		if (actor->work[s].flags & UNUSED)
+			return refuse(actor, "work slot %" PRIu32 ": what was written was never used", s / actor->slot_span);
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		if (plan->compact_output && block != plan->rank)
 			continue;
@@ -552,7 +569,8 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 			if (plan->operands[i].span > actor->slot_span)
 				actor->slot_span = plan->operands[i].span;
 		actor->slots = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->slots);
-		if (!actor->wires || !actor->input || !actor->output || !actor->slots)
+		actor->work = calloc(plan->work * (size_t)actor->slot_span + 1, sizeof *actor->work);
+		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->work)
 			return no_memory();
 		fill(actor);
 		for (uint32_t i = 0; i < plan->channel_count; i++) {
@@ -633,6 +651,7 @@ enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsig
 			free(actor->input);
 		free(actor->output);
 		free(actor->slots);
+		free(actor->work);
 	}
 	for (size_t i = 0; proof.table && i < proof.table_size; i++) {
 		free(proof.table[i].wire.grants.items);
