@@ -10,11 +10,17 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "common/memory_room.h"
+#include "transport.h"
+#include "wire.h"
 
 struct edge {
 	uint64_t order;
 	uint32_t peer;
 	uint16_t index;
+	uint8_t lane;
 };
 
 struct edges {
@@ -22,9 +28,9 @@ struct edges {
 	size_t count, room;
 };
 
-static uint64_t order_of(uint64_t a, uint64_t b, uint64_t index)
+static uint64_t order_of(uint64_t a, uint64_t b, uint64_t index, uint64_t lane)
 {
-	uint64_t x = ((a < b ? a << 32 | b : b << 32 | a) ^ index << 60) + UINT64_C(0x9e3779b97f4a7c15);
+	uint64_t x = ((a < b ? a << 32 | b : b << 32 | a) ^ index << 60 ^ lane << 28) + UINT64_C(0x9e3779b97f4a7c15);
 	/* One to one, so that no two links of a job have the same number. */
 	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
 	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -37,11 +43,11 @@ static int by_order(const void *a, const void *b)
 	return (x->order > y->order) - (x->order < y->order);
 }
 
-static enum st_status add_edges(struct edges *edges, const struct plan *plan)
+static enum st_status add_edges(struct edges *edges, const struct plan *plan, uint8_t lane)
 {
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
-		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index};
-		edge.order = order_of(plan->rank, edge.peer, edge.index);
+		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index, .lane = lane};
+		edge.order = order_of(plan->rank, edge.peer, edge.index, lane);
 		bool known = false;
 		for (size_t k = 0; k < edges->count; k++)
 			known |= edges->items[k].order == edge.order;
@@ -75,7 +81,9 @@ static enum st_status find_edges(const struct comm_links_options *options, struc
 			shape.slots = options->slots;
 			shape.mapped = NULL;
 			ST_TRY(plan_build((enum plan_algorithm)algorithm, &shape, &plan));
-			enum st_status status = add_edges(edges, plan);
+			enum st_status status = ST_OK;
+			for (uint8_t lane = 0; lane < options->lanes && status == ST_OK; lane++)
+				status = add_edges(edges, plan, lane);
 			plan_free(plan);
 			ST_TRY(status);
 		}
@@ -96,7 +104,7 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 			       ends.rank, ends.host, ends.peer, ends.peer_host);
 	int fd;
 	struct link *link;
-	ST_TRY(control_data_socket(options->control, peer, edge->index, share, &fd));
+	ST_TRY(control_data_socket(options->control, peer, edge->index | (uint32_t)edge->lane << 16, share, &fd));
 	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
 	enum st_status status = ops->open(fd, &ends, options->slots, options->chunk_bytes, options->timeout_ms, &link);
 	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
@@ -106,7 +114,62 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 		return control_suspect(options->control, peer, "start-up", why);
 	}
 	ST_TRY(status);
-	return engine_add_link(options->engine, link, edge->index);
+	return engine_add_link(options->engine, link, edge->index, edge->lane);
+}
+
+/* What a rank tells the others of its memory. */
+struct room {
+	uint64_t needed, available, limit;
+	uint64_t group; /* equal for ranks of one node that the same limit binds */
+	char path[128];
+};
+
+enum st_status comm_links_room(const struct comm_links_options *options)
+{
+	const struct topo_world *world = control_world(options->control);
+	const uint32_t node = world->node_of[world->rank];
+	struct edges edges = {0};
+	struct st_memory_room here;
+	if (world->size == 1)
+		return ST_OK;
+	enum st_status status = find_edges(options, &edges);
+	uint64_t segments = 0;
+	for (size_t i = 0; i < edges.count; i++)
+		segments += world->node_of[edges.items[i].peer] == node;
+	free(edges.items);
+	ST_TRY(status);
+	st_memory_room_read("", &here);
+	struct room mine = {.available = here.available, .limit = here.limit, .group = here.identity};
+	if (options->transports & COMM_TRANSPORT_SHM)
+		mine.needed = st_memory_cost(segments * transport_shm_bytes(options->slots, options->chunk_bytes));
+	snprintf(mine.path, sizeof mine.path, "%.*s", (int)sizeof mine.path - 1, here.path);
+	struct room *rooms = malloc(world->size * sizeof *rooms);
+	if (!rooms)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	status = control_all_gather(options->control, &mine, sizeof mine, rooms, options->timeout_ms);
+	/* For each rank: what it and the later ranks of its group need, so that the group's first rank sees the sum. */
+	for (uint32_t n = 0; n < world->node_count && status == ST_OK; n++)
+		for (uint32_t i = 0; i < world->nodes[n].rank_count && status == ST_OK; i++) {
+			struct room *first = &rooms[world->nodes[n].ranks[i]];
+			uint32_t ranks = 0;
+			uint64_t needed = 0;
+			for (uint32_t k = i; k < world->nodes[n].rank_count; k++) {
+				struct room *other = &rooms[world->nodes[n].ranks[k]];
+				if (other->group != first->group || !other->needed || __builtin_add_overflow(needed, other->needed, &needed))
+					continue;
+				ranks++;
+				if (other->available < first->available)
+					first->available = other->available;
+			}
+			wire_clean_text(first->path, sizeof first->path);
+			if (needed > first->available)
+				status = st_fail(ST_ERR_NOMEM,
+						 "shared memory for the links of %" PRIu32 " ranks on %s: %" PRIu64 " bytes are needed, %" PRIu64
+						 " are available in %s, whose limit is %" PRIu64,
+						 ranks, world->nodes[n].name, needed, first->available, first->path, first->limit);
+		}
+	free(rooms);
+	return status;
 }
 
 enum st_status comm_links_open(const struct comm_links_options *options)
