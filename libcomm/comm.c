@@ -11,6 +11,7 @@
 #include "bootstrap.h"
 #include "comm_links.h"
 #include "common/clock.h"
+#include "recorder.h"
 #include "transport.h"
 
 /* From here on results are written past the caches, which they would flush, except where they lie in the input's own cache lines. */
@@ -127,10 +128,12 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		status = comm_options_check(&options);
 	}
 	if (status == ST_OK) {
+		comm_recorder_open(comm);
 		struct engine_options engine = {
 			.rank = comm->rank,
 			.host = comm_host(comm, comm->rank),
 			.control = comm->control,
+			.recorder = comm->recorder,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
@@ -180,10 +183,12 @@ void comm_free(struct comm *comm)
 {
 	if (!comm)
 		return;
+	comm_recorder_judge(comm);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
 	control_close(comm->control);
 	engine_free(comm->engine);
+	recorder_close(comm->recorder);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
 		engine_unbind(comm->plans[i].bound);
 	while (comm->memory)
@@ -385,13 +390,19 @@ void comm_abort(struct comm *comm, const char *text)
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
 	ST_TRY(engine_failure(comm->engine));
-	return control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_enter(comm->recorder, RECORDER_IN_DECISION, 0);
+	enum st_status status = control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_leave(comm->recorder);
+	return status;
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
 	ST_TRY(engine_failure(comm->engine));
-	return control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_enter(comm->recorder, RECORDER_IN_DECISION, 0);
+	enum st_status status = control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_leave(comm->recorder);
+	return status;
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "recorder.h"
 
 /*
  * A wait spins (data that is on its way comes within microseconds), then yields, then sleeps.  How long it spins adapts: when data comes only
@@ -170,7 +171,9 @@ static void start(struct lane *lane)
 	/* A reduction in place has just read the lines that it writes. */
 	lane->stream = plan->elements * request->element_bytes >= options->stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
-	lane->announced = lane->second_chance = false;
+	lane->announced = lane->second_chance = lane->recorded = false;
+	lane->started_moves = lane->moves;
+	recorder_start(options->recorder, &request->signature, (int)plan->algorithm - 1, 0, plan->step_count);
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
 	if (options->control)
@@ -191,6 +194,8 @@ static void finish_first(struct lane *lane, enum st_status status)
 		lane->last = NULL;
 	request->done = true;
 	request->status = status;
+	recorder_finish(lane->engine->options.recorder, request->signature.sequence, status == ST_OK,
+			request->started ? lane->moves - lane->started_moves : 0);
 	release_plan(request->bound);
 	request->bound = NULL;
 	lane->blocked = NULL;
@@ -247,6 +252,7 @@ static enum st_status fail_all(struct engine *engine, enum st_status status)
 	if (engine->failed == ST_OK) {
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
+		recorder_fail(engine->options.recorder, engine->why);
 	}
 	while (engine->lane.first)
 		finish_first(&engine->lane, ST_ERR_ABORTED);
@@ -303,6 +309,26 @@ static enum st_status late(struct lane *lane, bool entered)
 	return fail_all(engine, ST_ERR_ABORTED);
 }
 
+/* The lane's first request has waited long: the flight recorder shall say for whom, and that this rank still looks. */
+static void record_wait(struct lane *lane)
+{
+	struct recorder *recorder = lane->engine->options.recorder;
+	const struct comm_request *request = lane->first;
+	const struct link *link = lane->blocked;
+	const enum plan_step_kind kind = request->bound->plan->steps[lane->at].kind;
+	const bool outgoing = kind == PLAN_PUT || kind == PLAN_FLUSH;
+	enum recorder_wait what = kind == PLAN_WAIT  ? RECORDER_WAIT_DATA
+				  : kind == PLAN_PUT   ? RECORDER_WAIT_GRANT
+				  : kind == PLAN_FLUSH ? RECORDER_WAIT_FLUSH
+						       : RECORDER_WAIT_CREDIT;
+	if (lane->recorded)
+		recorder_now(recorder);
+	else
+		recorder_wait(recorder, request->signature.sequence, what, link->ends.peer, link->index, outgoing, lane->at,
+			      lane->moves - lane->started_moves, lane->still_since);
+	lane->recorded = true;
+}
+
 /* Nothing moved in this look: has it been too long? */
 static enum st_status check_stillness(struct lane *lane)
 {
@@ -310,14 +336,20 @@ static enum st_status check_stillness(struct lane *lane)
 	if (!link)
 		return ST_OK;
 	if (!lane->still_since || lane->still_moves != lane->moves) {
+		if (lane->recorded && lane->still_moves != lane->moves) {
+			recorder_moved(lane->engine->options.recorder, lane->first->signature.sequence);
+			lane->recorded = false;
+		}
 		lane->still_moves = lane->moves;
 		lane->still_since = st_now_ns();
 		lane->arrival = st_deadline_in_ms(lane->engine->options.arrival_timeout_ms);
 		lane->second_chance = false;
 		return ST_OK;
 	}
-	bool late_now = st_deadline_expired(&lane->arrival);
-	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
+	bool late_now = st_deadline_expired(&lane->arrival), long_now = late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS;
+	if (long_now)
+		record_wait(lane);
+	if (!lane->announced && long_now) {
 		lane->announced = true;
 		for (uint32_t i = 0; i < lane->first->bound->distinct_count; i++)
 			lane->first->bound->distinct[i]->ops->announce(lane->first->bound->distinct[i]);
@@ -413,6 +445,7 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 		lane->first = made;
 	lane->last = made;
 	*request = made;
+	recorder_issue(engine->options.recorder, &signature, (int)bound->plan->algorithm - 1, 0, bound->plan->step_count);
 	/* The first look sends what can be sent. A failure is the request's, seen when it is waited for. */
 	if (lane->first == made)
 		run(lane);
@@ -479,7 +512,7 @@ static enum st_status sleep_once(struct engine *engine)
 		if (control)
 			fds[count++] = (struct pollfd){control_event_fd(control), POLLIN, 0};
 		int timeout = st_deadline_poll_ms(&lane->arrival);
-		if (!lane->announced && timeout > 100)
+		if (!(lane->announced && lane->recorded) && timeout > 100)
 			timeout = 100;
 		engine->counters.sleeps++;
 		if (poll(fds, count, timeout) < 0 && errno != EINTR)
@@ -518,6 +551,7 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 	uint64_t moves = lane->moves;
 	if (!(*request)->done) {
 		began = st_now_ns();
+		recorder_enter(engine->options.recorder, RECORDER_IN_WAIT, (*request)->signature.sequence);
 		status = look(engine);
 	}
 	unsigned yields = 0;
@@ -562,6 +596,7 @@ enum st_status engine_wait(struct engine *engine, struct comm_request **request)
 		adapt_spin(engine, budget, yields);
 	if (began)
 		engine->counters.blocked_ns += st_now_ns() - began;
+	recorder_leave(engine->options.recorder);
 	enum st_status own = collect(engine, request);
 	return own != ST_OK && status != ST_OK && status != ST_PENDING ? st_fail_copy(status, engine->why) : own;
 }

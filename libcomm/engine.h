@@ -17,11 +17,13 @@
 
 struct control;
 struct engine;
+struct recorder;
 
 struct engine_options {
 	uint32_t rank;
 	const char *host;            /* of this rank, for messages; borrowed */
 	struct control *control;     /* NULL in tests: then failures stay on this rank */
+	struct recorder *recorder;   /* NULL: none; borrowed, must outlive the engine */
 	int64_t arrival_timeout_ms;
 	bool crowded;                /* more ranks than cores on this node: yield at once instead of spinning */
 	size_t stream_bytes;         /* operations of at least so many bytes write their results past the caches */

@@ -48,6 +48,8 @@ struct lane {
 	int64_t still_since; /* 0: not set */
 	struct st_deadline arrival;
 	bool announced, second_chance;
+	bool recorded;          /* the flight recorder knows what it waits for */
+	uint64_t started_moves; /* moves when the first request began */
 };
 
 struct engine {

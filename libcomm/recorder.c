@@ -1,0 +1,303 @@
+/* The writing half of the flight recorder: stores into a mapping, and nothing else once it is open. */
+#include "recorder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/version.h"
+#include "plan_choose.h"
+#include "transport.h"
+
+_Static_assert(PLAN_ALGORITHMS <= RECORDER_ALGORITHMS, "the header names every algorithm");
+_Static_assert(sizeof(uint64_t) == sizeof(_Atomic uint64_t), "words of the file are stored as atomics");
+
+#define NO_ALGORITHM 255u
+
+struct recorder {
+	struct recorder_header *header;
+	struct recorder_entry *entries;
+	const uint32_t *world_ranks;
+	uint32_t size;
+	uint8_t waits;                         /* numbers them */
+	bool has_wait[RECORDER_ENTRIES];       /* so that an operation without trouble leaves an entry's second cache line alone */
+	struct recorder_place place;
+};
+
+/* Nobody acquires: readers are other processes with copies of the file.  Release keeps the order in which the words were meant to be stored, for a
+ * reader that looks meanwhile, and for one that finds what a killed process left. */
+static inline void put(uint64_t *word, uint64_t value)
+{
+	atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_relaxed);
+}
+
+static inline void put_last(uint64_t *word, uint64_t value)
+{
+	atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_release);
+}
+
+static inline void put_time(int64_t *word, int64_t value)
+{
+	put((uint64_t *)word, (uint64_t)value);
+}
+
+static inline uint64_t get(const uint64_t *word)
+{
+	return atomic_load_explicit((const _Atomic uint64_t *)word, memory_order_relaxed);
+}
+
+/* The clock of the last tick, some milliseconds behind: a load where the exact clock costs an instruction that waits for all others. */
+static inline int64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+	return (int64_t)t.tv_sec * ST_NS_PER_S + t.tv_nsec;
+}
+
+static void fill_header(struct recorder_header *header, const struct recorder_options *options)
+{
+	char state;
+
+	header->version = RECORDER_VERSION;
+	header->header_bytes = sizeof *header;
+	header->entry_bytes = sizeof(struct recorder_entry);
+	header->entries = RECORDER_ENTRIES;
+	header->context = options->context;
+	header->rank = options->rank;
+	header->size = options->size;
+	header->world_rank = options->world_rank;
+	header->world_size = options->world_size;
+	header->pid = (uint64_t)getpid();
+	if (!recorder_process(header->pid, &header->start_ticks, &state))
+		header->start_ticks = 0;
+	recorder_here(header->boot, &header->pid_namespace);
+	header->created_wall_ns = st_wall_ns();
+	header->created_ns = now_ns();
+	header->outside_ns = header->now_ns = header->created_ns;
+	header->stall_timeout_ms = options->stall_timeout_ms;
+	header->arrival_timeout_ms = options->arrival_timeout_ms;
+	snprintf(header->host, sizeof header->host, "%s", options->host);
+	snprintf(header->job, sizeof header->job, "%s", options->job);
+	snprintf(header->build, sizeof header->build, "%.*s", (int)sizeof header->build - 1, st_build_id);
+	for (int a = 0; a < PLAN_ALGORITHMS; a++)
+		snprintf(header->algorithms[a], sizeof header->algorithms[a], "%s", plan_algorithm_name((enum plan_algorithm)a));
+	header->check = XXH3_64bits(header, offsetof(struct recorder_header, state));
+	put_last(&header->magic, RECORDER_MAGIC);
+}
+
+static enum st_status map(struct recorder *recorder)
+{
+	const struct recorder_place *place = &recorder->place;
+	/* Pages that are there need no room later, when a store could only end the process. */
+	int error = posix_fallocate(place->fd, 0, RECORDER_FILE_BYTES);
+
+	if (error) {
+		errno = error;
+		return st_fail_errno("%s/%s: no room for %zu bytes", place->directory, place->name, RECORDER_FILE_BYTES);
+	}
+	void *memory = mmap(NULL, RECORDER_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, place->fd, 0);
+	if (memory == MAP_FAILED)
+		return st_fail_errno("%s/%s: can't map", place->directory, place->name);
+	recorder->header = memory;
+	recorder->entries = (struct recorder_entry *)(recorder->header + 1);
+	return ST_OK;
+}
+
+struct recorder *recorder_open(const struct recorder_options *options)
+{
+	struct recorder *recorder = calloc(1, sizeof *recorder);
+	enum st_status status;
+
+	if (!recorder)
+		return NULL;
+	recorder->world_ranks = options->world_ranks;
+	recorder->size = options->size;
+	status = recorder_create(options, &recorder->place);
+	if (status == ST_OK) {
+		status = map(recorder);
+		if (status != ST_OK)
+			recorder_remove(&recorder->place);
+		close(recorder->place.fd);
+	}
+	if (status == ST_OK) {
+		fill_header(recorder->header, options);
+		return recorder;
+	}
+	/* What one rank of a node can't do the others mostly can't either: one of them says so. */
+	if (status != ST_PENDING)
+		st_log(options->prunes ? ST_LOG_WARN : ST_LOG_INFO, "no flight recorder: %s", st_message());
+	free(recorder);
+	return NULL;
+}
+
+const char *recorder_directory(const struct recorder *recorder)
+{
+	return recorder ? recorder->place.directory : NULL;
+}
+
+static inline enum recorder_operation_state state_of(const struct recorder_entry *entry)
+{
+	return (enum recorder_operation_state)(get(&entry->plan) & 0xff);
+}
+
+static inline bool is_open(const struct recorder_entry *entry)
+{
+	return get(&entry->tag) && state_of(entry) < RECORDER_DONE;
+}
+
+static inline struct recorder_entry *find(struct recorder *recorder, uint64_t sequence)
+{
+	struct recorder_entry *entry = &recorder->entries[sequence % RECORDER_ENTRIES];
+	return get(&entry->tag) == sequence << 1 ? entry : NULL;
+}
+
+static inline void set_state(struct recorder_entry *entry, enum recorder_operation_state state)
+{
+	put_last(&entry->plan, (get(&entry->plan) & ~UINT64_C(0xff)) | state);
+}
+
+/* Takes the entry's place for a new operation. NULL: an older one, which has not ended, needs it more. */
+static inline struct recorder_entry *write_entry(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane,
+						 uint32_t steps)
+{
+	uint64_t index = signature->sequence % RECORDER_ENTRIES, named = algorithm < 0 ? NO_ALGORITHM : (uint64_t)algorithm & 0xff;
+	struct recorder_entry *entry = &recorder->entries[index];
+
+	if (is_open(entry))
+		return NULL;
+	put(&entry->tag, signature->sequence << 1 | 1);
+	atomic_thread_fence(memory_order_release);
+	put(&entry->count, signature->count);
+	put(&entry->shape, (uint64_t)signature->root << 32 | (uint64_t)signature->collective << 16 | (uint64_t)signature->type << 8 | signature->op);
+	put(&entry->plan, (uint64_t)steps << 32 | (uint64_t)(lane & 0xffff) << 16 | named << 8 | RECORDER_ISSUED);
+	put_time(&entry->issued_ns, now_ns());
+	put_time(&entry->started_ns, 0);
+	put_time(&entry->finished_ns, 0);
+	put(&entry->moves, 0);
+	if (recorder->has_wait[index]) {
+		put(&entry->wait, 0);
+		recorder->has_wait[index] = false;
+	}
+	put_last(&entry->tag, signature->sequence << 1);
+	return entry;
+}
+
+void recorder_issue(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps)
+{
+	if (!recorder)
+		return;
+	struct recorder_header *header = recorder->header;
+	if (!write_entry(recorder, signature, algorithm, lane, steps))
+		put(&header->skipped, get(&header->skipped) + 1);
+	put_last(&header->issued, signature->sequence);
+}
+
+void recorder_start(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps)
+{
+	if (!recorder)
+		return;
+	struct recorder_entry *entry = find(recorder, signature->sequence);
+	/* There was no room when it was issued. */
+	if (!entry && !(entry = write_entry(recorder, signature, algorithm, lane, steps)))
+		return;
+	put_time(&entry->started_ns, now_ns());
+	set_state(entry, RECORDER_STARTED);
+}
+
+void recorder_finish(struct recorder *recorder, uint64_t sequence, bool well, uint64_t moves)
+{
+	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
+	if (!entry)
+		return;
+	put(&entry->moves, moves);
+	put_time(&entry->finished_ns, now_ns());
+	set_state(entry, well ? RECORDER_DONE : RECORDER_BROKEN);
+}
+
+void recorder_wait(struct recorder *recorder, uint64_t sequence, enum recorder_wait what, uint32_t peer, uint16_t channel, bool outgoing,
+		   uint32_t step, uint64_t moves, int64_t since_ns)
+{
+	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
+	if (!entry)
+		return;
+	if (recorder->world_ranks && peer < recorder->size)
+		peer = recorder->world_ranks[peer];
+	put(&entry->wait, 0);
+	atomic_thread_fence(memory_order_release);
+	put_time(&entry->wait_since_ns, since_ns);
+	put(&entry->wait_step, step);
+	put(&entry->moves, moves);
+	recorder->has_wait[sequence % RECORDER_ENTRIES] = true;
+	put_last(&entry->wait, (uint64_t)peer << 32 | (uint64_t)++recorder->waits << 24 | (uint64_t)channel << 8 | (uint64_t)outgoing << 7 | what);
+	recorder_now(recorder);
+}
+
+void recorder_moved(struct recorder *recorder, uint64_t sequence)
+{
+	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
+	if (entry)
+		put_last(&entry->wait, 0);
+}
+
+void recorder_now(struct recorder *recorder)
+{
+	if (recorder)
+		put_time(&recorder->header->now_ns, now_ns());
+}
+
+void recorder_enter(struct recorder *recorder, enum recorder_inside where, uint64_t number)
+{
+	if (!recorder)
+		return;
+	struct recorder_header *header = recorder->header;
+	if (where == RECORDER_IN_DECISION) {
+		number = get(&header->decisions) + 1;
+		put(&header->decisions, number);
+		put_time(&header->inside_ns, now_ns());
+	}
+	put_last(&header->inside, number << 8 | where);
+}
+
+void recorder_leave(struct recorder *recorder)
+{
+	if (!recorder)
+		return;
+	put_time(&recorder->header->outside_ns, now_ns());
+	put_last(&recorder->header->inside, RECORDER_OUTSIDE);
+}
+
+void recorder_fail(struct recorder *recorder, const char *verdict)
+{
+	if (!recorder || get(&recorder->header->state) == RECORDER_FAILED)
+		return;
+	struct recorder_header *header = recorder->header;
+	snprintf(header->verdict, sizeof header->verdict, "%s", verdict);
+	recorder_now(recorder);
+	put_last(&header->state, RECORDER_FAILED);
+}
+
+bool recorder_close(struct recorder *recorder)
+{
+	if (!recorder)
+		return false;
+	bool stays = get(&recorder->header->state) == RECORDER_FAILED;
+	for (size_t i = 0; i < RECORDER_ENTRIES && !stays; i++)
+		stays = is_open(&recorder->entries[i]);
+	recorder_now(recorder);
+	if (get(&recorder->header->state) == RECORDER_RUNNING)
+		put_last(&recorder->header->state, RECORDER_LEFT);
+	munmap(recorder->header, RECORDER_FILE_BYTES);
+	if (!stays)
+		recorder_remove(&recorder->place);
+	free(recorder);
+	return stays;
+}
