@@ -229,7 +229,7 @@ const char *comm_job(const struct comm *comm)
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
-static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, struct engine_plan **bound, bool *owned)
+static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, const struct comm_shards *shards, struct engine_plan **bound, bool *owned)
 {
 	struct cached_plan *oldest = NULL;
 	*owned = false;
@@ -238,7 +238,7 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 		struct cached_plan *cached = &comm->plans[i];
 		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
 		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root &&
-		    cached->wide == shape->wide) {
+		    cached->wide == shape->wide && (!shards || comm_shards_match(shards, engine_plan_of(cached->bound)))) {
 			cached->last_use = comm->uses;
 			*bound = cached->bound;
 			return ST_OK;
@@ -253,7 +253,21 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 	unsigned algorithms = shape->wide ? 1 << PLAN_RING : comm->algorithms;
 	enum plan_algorithm algorithm = plan_cheapest(algorithms, shape->collective, shape->elements * (comm->chunk_bytes / shape->chunk_elements),
 						      &comm->layout, &plan_machine_default);
-	ST_TRY(plan_build(algorithm, shape, &plan));
+	if (shards) {
+		uint64_t *offsets = comm_shards_offsets(shards, comm->size);
+		if (!offsets)
+			return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+		shape->offsets = offsets;
+		shape->longest = shards->longest;
+		enum st_status status = plan_build(algorithm, shape, &plan);
+		if (status != ST_OK) {
+			free(offsets);
+			return status;
+		}
+		plan->owned_offsets = offsets;
+	} else {
+		ST_TRY(plan_build(algorithm, shape, &plan));
+	}
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
 		return engine_bind(comm->engine, plan, bound);
@@ -284,8 +298,9 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
 	return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
 
-static enum st_status begin(struct comm *comm, enum plan_collective collective, const void *input, void *output, size_t count, enum comm_type type,
-			    enum comm_op op, uint32_t root, struct comm_request **request)
+/* counts: of shards of given sizes, which count says nothing about; else NULL. */
+static enum st_status begin(struct comm *comm, enum plan_collective collective, const void *input, void *output, size_t count, const size_t *counts,
+			    enum comm_type type, enum comm_op op, uint32_t root, struct comm_request **request)
 {
 	const char *name = plan_collective_name(collective);
 	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
@@ -298,21 +313,27 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (root >= comm->size)
 		return st_fail(ST_ERR_USAGE, "%s: root %" PRIu32 " of %" PRIu32 " ranks", name, root, comm->size);
 	size_t factor = shards ? comm->size : 1, bytes;
-	if (__builtin_mul_overflow(count, factor * element_bytes, &bytes) || bytes > SIZE_MAX / 4)
+	struct comm_shards given, *uneven = counts ? &given : NULL;
+	if (uneven) {
+		ST_TRY(comm_shards_measure(name, counts, comm->size, comm->rank, element_bytes, uneven));
+		bytes = given.total * element_bytes;
+		count = counts[comm->rank];
+	} else if (__builtin_mul_overflow(count, factor * element_bytes, &bytes) || bytes > SIZE_MAX / 4) {
 		return st_fail(ST_ERR_USAGE, "%s: %zu elements are more than memory can hold", name, count);
-	if (count && (!input || !output))
-		return st_fail(ST_ERR_USAGE, "%s: no buffer for %zu elements", name, count);
+	}
 	if (((uintptr_t)input | (uintptr_t)output) % element_bytes)
 		return st_fail(ST_ERR_USAGE, "%s: a buffer that is not aligned to its elements of %zu bytes", name, element_bytes);
 
-	size_t own = count * element_bytes;
+	size_t own = count * element_bytes, before = uneven ? given.before * element_bytes : comm->rank * own;
 	const char *in = input;
 	char *out = output;
 	size_t in_bytes = collective == PLAN_REDUCE_SCATTER ? bytes : own, out_bytes = collective == PLAN_ALL_GATHER ? bytes : own;
-	bool in_place = collective == PLAN_REDUCE_SCATTER ? out == in + comm->rank * own
-			: collective == PLAN_ALL_GATHER   ? in == out + comm->rank * own
+	if ((in_bytes && !input) || (out_bytes && !output))
+		return st_fail(ST_ERR_USAGE, "%s: no buffer for %zu elements", name, (input ? out_bytes : in_bytes) / element_bytes);
+	bool in_place = collective == PLAN_REDUCE_SCATTER ? out == in + before
+			: collective == PLAN_ALL_GATHER   ? in == out + before
 							  : in == out;
-	if (!count)
+	if (!bytes)
 		in_place = true;
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
@@ -322,48 +343,72 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 		    (op == COMM_SUM || op == COMM_AVG);
 	struct plan_shape shape = shape_of_ranks(comm);
 	shape.collective = collective;
-	shape.elements = (uint64_t)count * factor;
+	shape.elements = uneven ? given.total : (uint64_t)count * factor;
 	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : element_bytes);
 	shape.wide = wide;
 	shape.in_place = in_place;
-	shape.root = root;
+	shape.root = uneven ? given.digest : root;
 	shape.mapped = is_mapped;
 	shape.mapped_context = comm;
 	struct engine_plan *bound;
 	bool owned;
 	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, &bound, &owned));
-	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
+	ST_TRY(find_plan(comm, &shape, uneven, &bound, &owned));
+	struct transport_signature signature = {.count = uneven ? given.total : count, .root = shape.root, .collective = (uint8_t)collective, .type = (uint8_t)type,
 						.op = (uint8_t)op};
 	return engine_submit(comm->engine, bound, owned, in, out, signature, request);
+}
+
+/* Shards that are all alike are what the plain collectives have: one plan and one signature for both. */
+static enum st_status begin_shards(struct comm *comm, enum plan_collective collective, const void *input, void *output, const size_t *counts,
+				   enum comm_type type, enum comm_op op, struct comm_request **request)
+{
+	bool alike = true;
+	if (!counts)
+		return st_fail(ST_ERR_USAGE, "%s: no counts for the shards", plan_collective_name(collective));
+	for (uint32_t r = 1; r < comm->size; r++)
+		alike &= counts[r] == counts[0];
+	return begin(comm, collective, input, output, alike ? counts[0] : 0, alike ? NULL : counts, type, op, 0, request);
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 			      struct comm_request **request)
 {
-	return begin(comm, PLAN_ALLREDUCE, input, output, count, type, op, 0, request);
+	return begin(comm, PLAN_ALLREDUCE, input, output, count, NULL, type, op, 0, request);
 }
 
 enum st_status comm_reduce_scatter(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 				   struct comm_request **request)
 {
-	return begin(comm, PLAN_REDUCE_SCATTER, input, output, count, type, op, 0, request);
+	return begin(comm, PLAN_REDUCE_SCATTER, input, output, count, NULL, type, op, 0, request);
 }
 
 enum st_status comm_all_gather(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
 			       struct comm_request **request)
 {
-	return begin(comm, PLAN_ALL_GATHER, input, output, count, type, COMM_SUM, 0, request);
+	return begin(comm, PLAN_ALL_GATHER, input, output, count, NULL, type, COMM_SUM, 0, request);
+}
+
+enum st_status comm_reduce_scatter_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				     enum comm_op op, struct comm_request **request)
+{
+	return begin_shards(comm, PLAN_REDUCE_SCATTER, input, output, counts, type, op, request);
+}
+
+enum st_status comm_all_gather_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				 struct comm_request **request)
+{
+	return begin_shards(comm, PLAN_ALL_GATHER, input, output, counts, type, COMM_SUM, request);
 }
 
 enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enum comm_type type, uint32_t root, struct comm_request **request)
 {
-	return begin(comm, PLAN_BROADCAST, buffer, buffer, count, type, COMM_SUM, root, request);
+	return begin(comm, PLAN_BROADCAST, buffer, buffer, count, NULL, type, COMM_SUM, root, request);
 }
 
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request)
 {
-	return begin(comm, PLAN_BARRIER, NULL, NULL, 0, COMM_U8, COMM_SUM, 0, request);
+	return begin(comm, PLAN_BARRIER, NULL, NULL, 0, NULL, COMM_U8, COMM_SUM, 0, request);
 }
 
 enum st_status comm_progress(struct comm *comm)

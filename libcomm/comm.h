@@ -87,13 +87,16 @@ const char *comm_op_name(enum comm_op op);
 
 /*
  * Collectives.  Buffers are borrowed until the request is done; input == output is in place (where shapes allow: for
- * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements); other overlaps
- * are not allowed.  Zero counts are fine.
+ * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements; with counts, + the shards of lower
+ * ranks); other overlaps are not allowed.  Zero counts are fine, also of some shards.  counts[size] is read during the call only, the same on
+ * all ranks, and each call looks at all of it; repeated calls with the same counts find their plan again.
  *
  *   allreduce       input (count), output (count): elementwise reduction over ranks
  *   reduce_scatter  input (size * count), output (count): shard `rank` of the reduction
  *   all_gather      input (count), output (size * count): all inputs in rank order
  *   broadcast       buffer (count): root's contents everywhere
+ *   reduce_scatter_v  input (sum of counts), output (counts[rank]): shard `rank` of the reduction, where shard r has counts[r] elements
+ *   all_gather_v    input (counts[rank]), output (sum of counts): all inputs in rank order
  *   barrier         done when all ranks have entered
  *
  * Buffers are aligned to their elements.  Sums are taken in an order that the algorithm gives, the same on every run with the same world, count
@@ -116,6 +119,10 @@ enum st_status comm_reduce_scatter(struct comm *comm, const void *input, void *o
 				   enum comm_op op, struct comm_request **request);
 enum st_status comm_all_gather(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
 			       struct comm_request **request);
+enum st_status comm_reduce_scatter_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				     enum comm_op op, struct comm_request **request);
+enum st_status comm_all_gather_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				 struct comm_request **request);
 enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enum comm_type type, uint32_t root,
 			      struct comm_request **request);
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request);

@@ -15,7 +15,7 @@ struct cached_plan {
 	struct engine_plan *bound;
 	enum plan_collective collective;
 	uint64_t elements, chunk_elements;
-	uint32_t root;
+	uint32_t root; /* or the shards' digest */
 	bool in_place, wide;
 	uint64_t last_use;
 };
@@ -44,6 +44,21 @@ struct comm {
 	uint64_t uses;
 	struct comm_memory *memory;
 };
+
+/* Shards of given sizes, as a collective's caller gives them: what a plan and the other ranks need to know of them. */
+struct comm_shards {
+	const size_t *counts; /* (size); borrowed for the call */
+	size_t total, longest, before; /* elements of all, of the longest, of those of lower ranks */
+	uint32_t digest;      /* never 0 */
+};
+
+/* Looks at counts[size].  ST_ERR_USAGE: more elements in all than memory can hold. */
+enum st_status comm_shards_measure(const char *name, const size_t *counts, uint32_t size, uint32_t rank, size_t element_bytes,
+				   struct comm_shards *shards);
+/* Where the shards begin, size + 1 numbers, to be freed; NULL: no memory. */
+uint64_t *comm_shards_offsets(const struct comm_shards *shards, uint32_t size);
+/* Whether a plan was made for these very shards. */
+bool comm_shards_match(const struct comm_shards *shards, const struct plan *plan);
 
 /* ST_ERR_USAGE for options that no communicator can have. */
 enum st_status comm_options_check(const struct comm_options *options);

@@ -16,6 +16,7 @@ void plan_free(struct plan *plan)
 	free(plan->channels);
 	free(plan->steps);
 	free(plan->operands);
+	free(plan->owned_offsets);
 	free(plan);
 }
 
@@ -31,6 +32,7 @@ struct plan *plan_clone(const struct plan *plan)
 	if (!copy)
 		return NULL;
 	*copy = *plan;
+	copy->owned_offsets = NULL; /* the copy borrows them */
 	copy->channel_room = plan->channel_count;
 	copy->step_room = plan->step_count;
 	copy->operand_room = plan->operand_count;

@@ -115,6 +115,7 @@ struct plan {
 	uint32_t rank, size;
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
+	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
 	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */

@@ -21,13 +21,13 @@ struct link;
 struct transport_signature {
 	uint64_t sequence; /* of the operation on its communicator: 1, 2, ... */
 	uint64_t count;    /* as given by the caller, in elements */
-	uint32_t root;
+	uint32_t root;       /* broadcast; reduce_scatter and all_gather of shards of given sizes: a digest of these, never 0 */
 	uint8_t collective; /* enum plan_collective */
 	uint8_t type, op;   /* enum comm_type, comm_op */
 	uint8_t reserved;   /* 0 */
 };
 
-/* Writes e.g. "allreduce 12 of 4194304 f32, sum" or "broadcast 3 of 10 u8 from rank 2". */
+/* Writes e.g. "allreduce 12 of 4194304 f32, sum", "broadcast 3 of 10 u8 from rank 2" or "all_gather 4 of 1000 f32 in shards 1a2b3c4d". */
 #define TRANSPORT_SIGNATURE_TEXT 96
 void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT]);
 
