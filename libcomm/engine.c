@@ -246,6 +246,26 @@ enum st_status engine_failure(const struct engine *engine)
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
 }
 
+/* The lane's first request has waited long, or fails where it waits: the flight recorder shall say for whom, and that this rank still looks. */
+static void record_wait(struct lane *lane)
+{
+	struct recorder *recorder = lane->engine->options.recorder;
+	const struct comm_request *request = lane->first;
+	const struct link *link = lane->blocked;
+	const enum plan_step_kind kind = request->bound->plan->steps[lane->at].kind;
+	const bool outgoing = kind == PLAN_PUT || kind == PLAN_FLUSH;
+	enum recorder_wait what = kind == PLAN_WAIT  ? RECORDER_WAIT_DATA
+				  : kind == PLAN_PUT   ? RECORDER_WAIT_GRANT
+				  : kind == PLAN_FLUSH ? RECORDER_WAIT_FLUSH
+						       : RECORDER_WAIT_CREDIT;
+	if (lane->recorded)
+		recorder_now(recorder);
+	else
+		recorder_wait(recorder, request->signature.sequence, what, link->ends.peer, link->index, outgoing, lane->at,
+			      lane->moves - lane->started_moves, lane->still_since);
+	lane->recorded = true;
+}
+
 /* From here on everything fails. `status` is what this call returns; later calls return ST_ERR_ABORTED. Message: st_message(). */
 static enum st_status fail_all(struct engine *engine, enum st_status status)
 {
@@ -254,6 +274,8 @@ static enum st_status fail_all(struct engine *engine, enum st_status status)
 		engine->failed = ST_ERR_ABORTED;
 		recorder_fail(engine->options.recorder, engine->why);
 	}
+	if (engine->lane.first && engine->lane.first->started && engine->lane.blocked)
+		record_wait(&engine->lane);
 	while (engine->lane.first)
 		finish_first(&engine->lane, ST_ERR_ABORTED);
 	return st_fail_copy(status, engine->why);
@@ -307,26 +329,6 @@ static enum st_status late(struct lane *lane, bool entered)
 	else
 		st_fail(ST_ERR_TIMEOUT, "%s: %s", operation, detail);
 	return fail_all(engine, ST_ERR_ABORTED);
-}
-
-/* The lane's first request has waited long: the flight recorder shall say for whom, and that this rank still looks. */
-static void record_wait(struct lane *lane)
-{
-	struct recorder *recorder = lane->engine->options.recorder;
-	const struct comm_request *request = lane->first;
-	const struct link *link = lane->blocked;
-	const enum plan_step_kind kind = request->bound->plan->steps[lane->at].kind;
-	const bool outgoing = kind == PLAN_PUT || kind == PLAN_FLUSH;
-	enum recorder_wait what = kind == PLAN_WAIT  ? RECORDER_WAIT_DATA
-				  : kind == PLAN_PUT   ? RECORDER_WAIT_GRANT
-				  : kind == PLAN_FLUSH ? RECORDER_WAIT_FLUSH
-						       : RECORDER_WAIT_CREDIT;
-	if (lane->recorded)
-		recorder_now(recorder);
-	else
-		recorder_wait(recorder, request->signature.sequence, what, link->ends.peer, link->index, outgoing, lane->at,
-			      lane->moves - lane->started_moves, lane->still_since);
-	lane->recorded = true;
 }
 
 /* Nothing moved in this look: has it been too long? */
