@@ -249,8 +249,11 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 			oldest = cached;
 	}
 	struct plan *plan;
-	/* Only the ring keeps partial sums out of the caller's buffers, where wide ones have no room. */
-	unsigned algorithms = shape->wide ? 1 << PLAN_RING : comm->algorithms;
+	/* Wide partial sums have no room in the caller's buffers. */
+	unsigned algorithms = comm->algorithms;
+	for (int a = 0; shape->wide && a < PLAN_ALGORITHMS; a++)
+		if (!plan_algorithm_has_wide((enum plan_algorithm)a))
+			algorithms &= ~(1u << a);
 	enum plan_algorithm algorithm = plan_cheapest(algorithms, shape->collective, shape->elements * (comm->chunk_bytes / shape->chunk_elements),
 						      &comm->layout, &plan_machine_default);
 	if (shards) {

@@ -105,7 +105,8 @@ const char *comm_op_name(enum comm_op op);
  *   f32, f64    each addition rounds once, to nearest even
  *   f16, bf16   inputs are widened to f32 and added there; a partial sum that is forwarded travels as f32 and the last rank to add rounds
  *               once: |result - exact sum| <= ulp(result)/2 + (ranks - 1) * 2^-24 * sum of |inputs|, which is within 1 ulp of the exact
- *               sum unless the inputs cancel or there are thousands of ranks; such sums of more than two ranks run on the ring.
+ *               sum unless the inputs cancel or there are thousands of ranks; such sums of more than two ranks run on the ring, the tree
+ *               or recursive doubling, the cheapest of those that the algorithm's name allows, or on the ring if it allows none.
  *               COMM_ACCUMULATE_WIRE: partial sums travel in the type itself, half the bytes, and every rank that adds rounds
  *   i32, i64, u8  sums wrap modulo 2^32, 2^64, 2^8
  *   avg         the sum, divided once by the number of ranks where it becomes final: floats round once more (f16 and bf16 divide

@@ -93,7 +93,23 @@ void engine_unbind(struct engine_plan *bound)
 	free(bound->links);
 	free(bound->distinct);
 	free(bound->ends);
+	free(bound->work);
 	free(bound);
+}
+
+/* The plan does not say of which type its elements are: wide partial sums are f32, others as long as the longest type. */
+static enum st_status allocate_work(struct engine_plan *bound)
+{
+	const struct plan *plan = bound->plan;
+	const size_t line = 64, element = plan->wide ? sizeof(float) : sizeof(double);
+	size_t bytes, all;
+	if (!plan->work)
+		return ST_OK;
+	if (__builtin_mul_overflow(plan->work_elements, element, &bytes) || bytes > SIZE_MAX - line ||
+	    __builtin_mul_overflow((bytes + line - 1) / line * line, plan->work, &all) || !(bound->work = aligned_alloc(line, all)))
+		return st_fail(ST_ERR_NOMEM, "engine: no memory for %" PRIu32 " work slots of %ju elements", plan->work, (uintmax_t)plan->work_elements);
+	bound->work_bytes = all / plan->work;
+	return ST_OK;
 }
 
 const struct plan *engine_plan_of(const struct engine_plan *bound)
@@ -122,6 +138,8 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 		if (!made->links || !made->distinct || !made->ends)
 			status = st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	}
+	if (status == ST_OK)
+		status = allocate_work(made);
 	for (uint32_t i = 0; status == ST_OK && i < plan->channel_count; i++) {
 		const struct plan_channel *channel = &plan->channels[i];
 		made->links[i] = (struct link *)(uintptr_t)engine_link(engine, channel->peer, channel->index);

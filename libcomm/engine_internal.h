@@ -13,6 +13,8 @@ struct engine_plan {
 	uint32_t distinct_count;
 	uint32_t *ends;        /* (step_count): LOOP: index of its END */
 	uint64_t quotient, remainder; /* of elements by blocks */
+	char *work;            /* the plan's WORK; NULL: it has none */
+	size_t work_bytes;     /* of each of its slots, whatever the elements are */
 	unsigned users;
 	bool owned; /* by its users: unbound with the last of them */
 };
