@@ -18,6 +18,7 @@ void comm_recorder_open(struct comm *comm)
 		.world_size = comm->size,
 		.stall_timeout_ms = comm->options.stall_timeout_ms,
 		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
+		.helper = comm->options.progress_thread,
 		.prunes = comm_local_rank(comm) == 0,
 	};
 

@@ -10,11 +10,13 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#define XXH_INLINE_ALL /* programs that link libcomm need no library more for one checksum */
 #include <xxhash.h>
 
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/version.h"
+#include "plan.h"
 #include "plan_choose.h"
 #include "transport.h"
 
@@ -82,7 +84,8 @@ static void fill_header(struct recorder_header *header, const struct recorder_op
 	recorder_here(header->boot, &header->pid_namespace);
 	header->created_wall_ns = st_wall_ns();
 	header->created_ns = now_ns();
-	header->outside_ns = header->now_ns = header->created_ns;
+	header->left_ns = header->created_ns;
+	header->flags = options->helper ? RECORDER_HELPER : 0;
 	header->stall_timeout_ms = options->stall_timeout_ms;
 	header->arrival_timeout_ms = options->arrival_timeout_ms;
 	snprintf(header->host, sizeof header->host, "%s", options->host);
@@ -160,119 +163,143 @@ static inline struct recorder_entry *find(struct recorder *recorder, uint64_t se
 	return get(&entry->tag) == sequence << 1 ? entry : NULL;
 }
 
+static inline void clear_wait(struct recorder *recorder, struct recorder_entry *entry)
+{
+	put(&entry->wait_again, 0);
+	put(&entry->wait, 0);
+	atomic_thread_fence(memory_order_release);
+	recorder->has_wait[entry - recorder->entries] = false;
+}
+
 static inline void set_state(struct recorder_entry *entry, enum recorder_operation_state state)
 {
 	put_last(&entry->plan, (get(&entry->plan) & ~UINT64_C(0xff)) | state);
 }
 
 /* Takes the entry's place for a new operation. NULL: an older one, which has not ended, needs it more. */
-static inline struct recorder_entry *write_entry(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane,
-						 uint32_t steps)
+static inline struct recorder_entry *write_entry(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan,
+						 unsigned lane)
 {
-	uint64_t index = signature->sequence % RECORDER_ENTRIES, named = algorithm < 0 ? NO_ALGORITHM : (uint64_t)algorithm & 0xff;
+	const uint64_t index = signature->sequence % RECORDER_ENTRIES, algorithm = plan->algorithm ? plan->algorithm - 1u : NO_ALGORITHM;
 	struct recorder_entry *entry = &recorder->entries[index];
 
 	if (is_open(entry))
 		return NULL;
+	put(&entry->tag_again, signature->sequence << 1 | 1);
 	put(&entry->tag, signature->sequence << 1 | 1);
 	atomic_thread_fence(memory_order_release);
 	put(&entry->count, signature->count);
-	put(&entry->shape, (uint64_t)signature->root << 32 | (uint64_t)signature->collective << 16 | (uint64_t)signature->type << 8 | signature->op);
-	put(&entry->plan, (uint64_t)steps << 32 | (uint64_t)(lane & 0xffff) << 16 | named << 8 | RECORDER_ISSUED);
+	put(&entry->shape, (uint64_t)signature->root << 32 | (uint64_t)signature->fused << 24 | (uint64_t)signature->collective << 16 |
+				   (uint64_t)signature->type << 8 | signature->op);
+	put(&entry->plan, (uint64_t)plan->step_count << 32 | (uint64_t)(lane & 0xffff) << 16 | algorithm << 8 | RECORDER_ISSUED);
 	put_time(&entry->issued_ns, now_ns());
 	put_time(&entry->started_ns, 0);
 	put_time(&entry->finished_ns, 0);
-	put(&entry->moves, 0);
-	if (recorder->has_wait[index]) {
-		put(&entry->wait, 0);
-		recorder->has_wait[index] = false;
-	}
+	if (recorder->has_wait[index])
+		clear_wait(recorder, entry);
 	put_last(&entry->tag, signature->sequence << 1);
+	put_last(&entry->tag_again, signature->sequence << 1);
 	return entry;
 }
 
-void recorder_issue(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps)
+void recorder_issue(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan, unsigned lane)
 {
 	if (!recorder)
 		return;
 	struct recorder_header *header = recorder->header;
-	if (!write_entry(recorder, signature, algorithm, lane, steps))
+	if (!write_entry(recorder, signature, plan, lane))
 		put(&header->skipped, get(&header->skipped) + 1);
 	put_last(&header->issued, signature->sequence);
 }
 
-void recorder_start(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps)
+void recorder_start(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan, unsigned lane)
 {
 	if (!recorder)
 		return;
 	struct recorder_entry *entry = find(recorder, signature->sequence);
 	/* There was no room when it was issued. */
-	if (!entry && !(entry = write_entry(recorder, signature, algorithm, lane, steps)))
+	if (!entry && !(entry = write_entry(recorder, signature, plan, lane)))
 		return;
 	put_time(&entry->started_ns, now_ns());
 	set_state(entry, RECORDER_STARTED);
 }
 
-void recorder_finish(struct recorder *recorder, uint64_t sequence, bool well, uint64_t moves)
+void recorder_finish(struct recorder *recorder, uint64_t sequence, bool well)
 {
 	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
 	if (!entry)
 		return;
-	put(&entry->moves, moves);
 	put_time(&entry->finished_ns, now_ns());
 	set_state(entry, well ? RECORDER_DONE : RECORDER_BROKEN);
 }
 
-void recorder_wait(struct recorder *recorder, uint64_t sequence, enum recorder_wait what, uint32_t peer, uint16_t channel, bool outgoing,
-		   uint32_t step, uint64_t moves, int64_t since_ns)
+void recorder_wait(struct recorder *recorder, uint64_t sequence, const struct plan *plan, uint32_t step, uint64_t moves, int64_t since_ns)
 {
 	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
-	if (!entry)
+	if (!entry || step >= plan->step_count || plan->steps[step].kind > PLAN_WAIT)
 		return;
-	if (recorder->world_ranks && peer < recorder->size)
-		peer = recorder->world_ranks[peer];
-	put(&entry->wait, 0);
-	atomic_thread_fence(memory_order_release);
-	put_time(&entry->wait_since_ns, since_ns);
+	const enum plan_step_kind kind = plan->steps[step].kind;
+	const struct plan_channel *channel = &plan->channels[plan->steps[step].channel];
+	const enum recorder_wait what = kind == PLAN_WAIT    ? RECORDER_WAIT_DATA
+					: kind == PLAN_PUT   ? RECORDER_WAIT_GRANT
+					: kind == PLAN_FLUSH ? RECORDER_WAIT_FLUSH
+							     : RECORDER_WAIT_ROOM;
+	const uint32_t peer = recorder->world_ranks && channel->peer < recorder->size ? recorder->world_ranks[channel->peer] : channel->peer;
+	const uint64_t wait = (uint64_t)peer << 32 | (uint64_t)++recorder->waits << 24 | (uint64_t)channel->index << 8 |
+			      (uint64_t)channel->outgoing << 7 | what;
+	clear_wait(recorder, entry);
+	put_time(&entry->wait_since_ns, since_ns ? since_ns : now_ns());
 	put(&entry->wait_step, step);
 	put(&entry->moves, moves);
+	put_last(&entry->wait, wait);
+	put_last(&entry->wait_again, wait);
 	recorder->has_wait[sequence % RECORDER_ENTRIES] = true;
-	put_last(&entry->wait, (uint64_t)peer << 32 | (uint64_t)++recorder->waits << 24 | (uint64_t)channel << 8 | (uint64_t)outgoing << 7 | what);
-	recorder_now(recorder);
+	recorder_look(recorder);
 }
 
 void recorder_moved(struct recorder *recorder, uint64_t sequence)
 {
 	struct recorder_entry *entry = recorder ? find(recorder, sequence) : NULL;
 	if (entry)
-		put_last(&entry->wait, 0);
+		clear_wait(recorder, entry);
 }
 
-void recorder_now(struct recorder *recorder)
+void recorder_look(struct recorder *recorder)
 {
 	if (recorder)
-		put_time(&recorder->header->now_ns, now_ns());
+		put_time(&recorder->header->looked_ns, now_ns());
 }
 
-void recorder_enter(struct recorder *recorder, enum recorder_inside where, uint64_t number)
+void recorder_enter(struct recorder *recorder)
+{
+	if (recorder)
+		put(&recorder->header->waiting, get(&recorder->header->waiting) + 1);
+}
+
+void recorder_leave(struct recorder *recorder, bool entered)
+{
+	if (!recorder)
+		return;
+	put_time(&recorder->header->left_ns, now_ns());
+	if (entered)
+		put_last(&recorder->header->waiting, get(&recorder->header->waiting) - 1);
+}
+
+void recorder_enter_decision(struct recorder *recorder)
 {
 	if (!recorder)
 		return;
 	struct recorder_header *header = recorder->header;
-	if (where == RECORDER_IN_DECISION) {
-		number = get(&header->decisions) + 1;
-		put(&header->decisions, number);
-		put_time(&header->inside_ns, now_ns());
-	}
-	put_last(&header->inside, number << 8 | where);
+	put_time(&header->decision_ns, now_ns());
+	put_last(&header->decision, ((get(&header->decision) >> 1) + 1) << 1 | 1);
 }
 
-void recorder_leave(struct recorder *recorder)
+void recorder_leave_decision(struct recorder *recorder)
 {
 	if (!recorder)
 		return;
-	put_time(&recorder->header->outside_ns, now_ns());
-	put_last(&recorder->header->inside, RECORDER_OUTSIDE);
+	put_time(&recorder->header->left_ns, now_ns());
+	put_last(&recorder->header->decision, get(&recorder->header->decision) & ~UINT64_C(1));
 }
 
 void recorder_fail(struct recorder *recorder, const char *verdict)
@@ -281,7 +308,7 @@ void recorder_fail(struct recorder *recorder, const char *verdict)
 		return;
 	struct recorder_header *header = recorder->header;
 	snprintf(header->verdict, sizeof header->verdict, "%s", verdict);
-	recorder_now(recorder);
+	recorder_look(recorder);
 	put_last(&header->state, RECORDER_FAILED);
 }
 
@@ -292,7 +319,7 @@ bool recorder_close(struct recorder *recorder)
 	bool stays = get(&recorder->header->state) == RECORDER_FAILED;
 	for (size_t i = 0; i < RECORDER_ENTRIES && !stays; i++)
 		stays = is_open(&recorder->entries[i]);
-	recorder_now(recorder);
+	recorder_leave(recorder, false);
 	if (get(&recorder->header->state) == RECORDER_RUNNING)
 		put_last(&recorder->header->state, RECORDER_LEFT);
 	munmap(recorder->header, RECORDER_FILE_BYTES);

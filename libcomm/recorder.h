@@ -11,8 +11,8 @@
  * kept up to a number of files, of which the oldest are removed by later jobs of the same user.
  *
  * A recorder is never a reason to fail: what goes wrong is one warning, and the job goes on without.  Calls with a NULL recorder do
- * nothing.  Not thread-safe by itself: the calls of a communicator's engine are made one at a time; recorder_enter and recorder_leave may come
- * beside them from the thread that uses the communicator.
+ * nothing.  Calls are made one at a time (under the engine's lock), except recorder_enter_decision and recorder_leave_decision, which may come
+ * beside the others from one thread.
  */
 #ifndef SYNCTRAIN_LIBCOMM_RECORDER_H
 #define SYNCTRAIN_LIBCOMM_RECORDER_H
@@ -24,6 +24,7 @@
 #include "common/status.h"
 #include "recorder_format.h"
 
+struct plan;
 struct recorder;
 struct transport_signature;
 
@@ -33,6 +34,7 @@ struct recorder_options {
 	uint32_t rank, size, world_rank, world_size;
 	const uint32_t *world_ranks; /* (size): the job's rank of each rank of the communicator, borrowed; NULL: the same */
 	int64_t stall_timeout_ms, arrival_timeout_ms;
+	bool helper;                 /* a helper thread moves operations on */
 	bool prunes;                 /* one rank of each node: removes files of earlier jobs when there are too many */
 };
 
@@ -42,24 +44,25 @@ struct recorder *recorder_open(const struct recorder_options *options);
 /* The file's directory; valid while the recorder lives. NULL recorder: NULL. */
 const char *recorder_directory(const struct recorder *recorder);
 
-/* An operation was issued, with its plan's steps and algorithm (an index into the names of plan_choose.h, or less than 0), and a lane. */
-void recorder_issue(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps);
-/* It begins to run. The signature is that of recorder_issue. */
-void recorder_start(struct recorder *recorder, const struct transport_signature *signature, int algorithm, unsigned lane, uint32_t steps);
-/* It has ended, after so many steps: well, or with the communicator. */
-void recorder_finish(struct recorder *recorder, uint64_t sequence, bool well, uint64_t moves);
+/* An operation was issued, for a lane. */
+void recorder_issue(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan, unsigned lane);
+/* It begins to run. The arguments are those of recorder_issue. */
+void recorder_start(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan, unsigned lane);
+/* It has ended, well or with the communicator. */
+void recorder_finish(struct recorder *recorder, uint64_t sequence, bool well);
 
-/* Slow path. It has been waiting for `peer` (a rank of the communicator) since a time of st_now_ns. */
-void recorder_wait(struct recorder *recorder, uint64_t sequence, enum recorder_wait what, uint32_t peer, uint16_t channel, bool outgoing,
-		   uint32_t step, uint64_t moves, int64_t since_ns);
+/* Slow path. It is blocked at a step of its plan since a time of st_now_ns (0: since now), after so many steps. */
+void recorder_wait(struct recorder *recorder, uint64_t sequence, const struct plan *plan, uint32_t step, uint64_t moves, int64_t since_ns);
 /* What it waited for has come. */
 void recorder_moved(struct recorder *recorder, uint64_t sequence);
-/* Slow path: this rank still looks. */
-void recorder_now(struct recorder *recorder);
+/* Slow path: somebody still looks after what is in flight. */
+void recorder_look(struct recorder *recorder);
 
-/* The caller enters a blocking call (number: the operation waited for; decisions are counted here) and leaves it. */
-void recorder_enter(struct recorder *recorder, enum recorder_inside where, uint64_t number);
-void recorder_leave(struct recorder *recorder);
+/* A caller enters comm_wait, and leaves it or any other call that moves operations on. */
+void recorder_enter(struct recorder *recorder);
+void recorder_leave(struct recorder *recorder, bool entered);
+void recorder_enter_decision(struct recorder *recorder);
+void recorder_leave_decision(struct recorder *recorder);
 
 /* The communicator has failed; only the first verdict counts. */
 void recorder_fail(struct recorder *recorder, const char *verdict);
