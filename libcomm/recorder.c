@@ -36,13 +36,8 @@ struct recorder {
 };
 
 /* Nobody acquires: readers are other processes with copies of the file.  Release keeps the order in which the words were meant to be stored, for a
- * reader that looks meanwhile, and for one that finds what a killed process left. */
+ * reader that copies meanwhile, and for one that finds what a killed process left. */
 static inline void put(uint64_t *word, uint64_t value)
-{
-	atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_relaxed);
-}
-
-static inline void put_last(uint64_t *word, uint64_t value)
 {
 	atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_release);
 }
@@ -94,7 +89,7 @@ static void fill_header(struct recorder_header *header, const struct recorder_op
 	for (int a = 0; a < PLAN_ALGORITHMS; a++)
 		snprintf(header->algorithms[a], sizeof header->algorithms[a], "%s", plan_algorithm_name((enum plan_algorithm)a));
 	header->check = XXH3_64bits(header, offsetof(struct recorder_header, state));
-	put_last(&header->magic, RECORDER_MAGIC);
+	put(&header->magic, RECORDER_MAGIC);
 }
 
 static enum st_status map(struct recorder *recorder)
@@ -167,13 +162,12 @@ static inline void clear_wait(struct recorder *recorder, struct recorder_entry *
 {
 	put(&entry->wait_again, 0);
 	put(&entry->wait, 0);
-	atomic_thread_fence(memory_order_release);
 	recorder->has_wait[entry - recorder->entries] = false;
 }
 
 static inline void set_state(struct recorder_entry *entry, enum recorder_operation_state state)
 {
-	put_last(&entry->plan, (get(&entry->plan) & ~UINT64_C(0xff)) | state);
+	put(&entry->plan, (get(&entry->plan) & ~UINT64_C(0xff)) | state);
 }
 
 /* Takes the entry's place for a new operation. NULL: an older one, which has not ended, needs it more. */
@@ -187,7 +181,6 @@ static inline struct recorder_entry *write_entry(struct recorder *recorder, cons
 		return NULL;
 	put(&entry->tag_again, signature->sequence << 1 | 1);
 	put(&entry->tag, signature->sequence << 1 | 1);
-	atomic_thread_fence(memory_order_release);
 	put(&entry->count, signature->count);
 	put(&entry->shape, (uint64_t)signature->root << 32 | (uint64_t)signature->fused << 24 | (uint64_t)signature->collective << 16 |
 				   (uint64_t)signature->type << 8 | signature->op);
@@ -197,8 +190,8 @@ static inline struct recorder_entry *write_entry(struct recorder *recorder, cons
 	put_time(&entry->finished_ns, 0);
 	if (recorder->has_wait[index])
 		clear_wait(recorder, entry);
-	put_last(&entry->tag, signature->sequence << 1);
-	put_last(&entry->tag_again, signature->sequence << 1);
+	put(&entry->tag, signature->sequence << 1);
+	put(&entry->tag_again, signature->sequence << 1);
 	return entry;
 }
 
@@ -209,7 +202,7 @@ void recorder_issue(struct recorder *recorder, const struct transport_signature 
 	struct recorder_header *header = recorder->header;
 	if (!write_entry(recorder, signature, plan, lane))
 		put(&header->skipped, get(&header->skipped) + 1);
-	put_last(&header->issued, signature->sequence);
+	put(&header->issued, signature->sequence);
 }
 
 void recorder_start(struct recorder *recorder, const struct transport_signature *signature, const struct plan *plan, unsigned lane)
@@ -251,8 +244,8 @@ void recorder_wait(struct recorder *recorder, uint64_t sequence, const struct pl
 	put_time(&entry->wait_since_ns, since_ns ? since_ns : now_ns());
 	put(&entry->wait_step, step);
 	put(&entry->moves, moves);
-	put_last(&entry->wait, wait);
-	put_last(&entry->wait_again, wait);
+	put(&entry->wait, wait);
+	put(&entry->wait_again, wait);
 	recorder->has_wait[sequence % RECORDER_ENTRIES] = true;
 	recorder_look(recorder);
 }
@@ -282,7 +275,7 @@ void recorder_leave(struct recorder *recorder, bool entered)
 		return;
 	put_time(&recorder->header->left_ns, now_ns());
 	if (entered)
-		put_last(&recorder->header->waiting, get(&recorder->header->waiting) - 1);
+		put(&recorder->header->waiting, get(&recorder->header->waiting) - 1);
 }
 
 void recorder_enter_decision(struct recorder *recorder)
@@ -291,7 +284,7 @@ void recorder_enter_decision(struct recorder *recorder)
 		return;
 	struct recorder_header *header = recorder->header;
 	put_time(&header->decision_ns, now_ns());
-	put_last(&header->decision, ((get(&header->decision) >> 1) + 1) << 1 | 1);
+	put(&header->decision, ((get(&header->decision) >> 1) + 1) << 1 | 1);
 }
 
 void recorder_leave_decision(struct recorder *recorder)
@@ -299,7 +292,7 @@ void recorder_leave_decision(struct recorder *recorder)
 	if (!recorder)
 		return;
 	put_time(&recorder->header->left_ns, now_ns());
-	put_last(&recorder->header->decision, get(&recorder->header->decision) & ~UINT64_C(1));
+	put(&recorder->header->decision, get(&recorder->header->decision) & ~UINT64_C(1));
 }
 
 void recorder_fail(struct recorder *recorder, const char *verdict)
@@ -309,7 +302,7 @@ void recorder_fail(struct recorder *recorder, const char *verdict)
 	struct recorder_header *header = recorder->header;
 	snprintf(header->verdict, sizeof header->verdict, "%s", verdict);
 	recorder_look(recorder);
-	put_last(&header->state, RECORDER_FAILED);
+	put(&header->state, RECORDER_FAILED);
 }
 
 bool recorder_close(struct recorder *recorder)
@@ -321,7 +314,7 @@ bool recorder_close(struct recorder *recorder)
 		stays = is_open(&recorder->entries[i]);
 	recorder_leave(recorder, false);
 	if (get(&recorder->header->state) == RECORDER_RUNNING)
-		put_last(&recorder->header->state, RECORDER_LEFT);
+		put(&recorder->header->state, RECORDER_LEFT);
 	munmap(recorder->header, RECORDER_FILE_BYTES);
 	if (!stays)
 		recorder_remove(&recorder->place);
