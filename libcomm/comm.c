@@ -151,6 +151,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.control = comm->control,
 			.recorder = comm->recorder,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
+			.stall_timeout_ms = options.stall_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
 			.lanes = comm->options.lanes,
