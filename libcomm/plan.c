@@ -163,15 +163,22 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 	int64_t value = plan_affine_value(&block->first, vars);
 	if (block->modulus)
 		value += block->stride * (int64_t)reduced(plan_affine_value(&block->cycle, vars), block->modulus);
-	if (operand->carry)
-		value += plan_affine_value(&operand->chunk, vars) / (int64_t)plan->chunks;
-	uint32_t position = (uint32_t)reduced(value, plan->positions ? plan->positions : plan->blocks);
+	if (plan->layers > 1)
+		value += (int64_t)reduced(plan_affine_value(&operand->chunk, vars), plan->layers) * plan->layer_stride;
+	uint32_t position = (uint32_t)reduced(value, plan->row_starts ? (uint64_t)plan->rows * plan->row_width : plan->blocks);
+	if (plan->row_starts) {
+		const uint32_t *starts = &plan->row_starts[position / plan->row_width];
+		position = starts[0] + position % plan->row_width;
+		if (position >= starts[1])
+			return plan->blocks;
+	}
 	return plan->order ? plan->order[position] : position;
 }
 
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	return reduced(plan_affine_value(&operand->chunk, vars), plan->chunks);
+	int64_t value = plan_affine_value(&operand->chunk, vars);
+	return reduced(plan->layers > 1 ? value / plan->layers : value, plan->chunks);
 }
 
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
@@ -201,7 +208,7 @@ bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_D
 
 bool plan_reduces(const struct plan *plan)
 {
-	return plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || (plan->collective == PLAN_BARRIER && plan->blocks == 1);
+	return plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || (plan->collective == PLAN_BARRIER && !plan->compact_input);
 }
 
 const char *plan_collective_name(enum plan_collective collective)
@@ -220,7 +227,7 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	if (index >= plan->operand_count)
 		return bad(plan, at, "no such operand");
 	const struct plan_operand *operand = &plan->operands[index];
-	if ((operand->span > 1 || operand->skip) && (plan->chunks != 1 || plan->order || operand->span > plan->blocks || operand->skip >= plan->blocks))
+	if ((operand->span > 1 || operand->skip) && (plan->chunks != 1 || plan->order || plan->row_starts || operand->span > plan->blocks || operand->skip >= plan->blocks))
 		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
@@ -255,10 +262,14 @@ enum st_status plan_check(const struct plan *plan)
 {
 	if (!plan->blocks || !plan->chunks || !plan->chunk_elements || !plan->slots || !plan->size || plan->rank >= plan->size)
 		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: no blocks, chunks, slots or ranks", plan->rank);
-	if (plan->positions && (!plan->order || plan->positions < plan->blocks))
-		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %u positions of %u blocks", plan->rank, plan->positions, plan->blocks);
-	for (uint32_t b = 0; plan->order && b < (plan->positions ? plan->positions : plan->blocks); b++)
-		if (plan->order[b] >= plan->blocks + (plan->positions ? 1 : 0))
+	if (plan->row_starts && (!plan->rows || !plan->row_width || plan->row_starts[0] || plan->row_starts[plan->rows] != plan->blocks))
+		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %u rows do not hold %u blocks", plan->rank, plan->rows, plan->blocks);
+	for (uint32_t r = 0; plan->row_starts && r < plan->rows; r++)
+		if (plan->row_starts[r] > plan->row_starts[r + 1] || plan->row_starts[r + 1] - plan->row_starts[r] > plan->row_width)
+			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: row %u has blocks %u to %u, %u at most", plan->rank, r, plan->row_starts[r],
+				       plan->row_starts[r + 1], plan->row_width);
+	for (uint32_t b = 0; plan->order && b < plan->blocks; b++)
+		if (plan->order[b] >= plan->blocks)
 			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: order names block %u of %u", plan->rank, plan->order[b], plan->blocks);
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
 		const struct plan_channel *a = &plan->channels[i];

@@ -12,7 +12,9 @@
  * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
  * rings and grids whose ranks are numbered in any way.  Where blocks are short (chunks 1, order NULL) an operand may span several
  * consecutive ones, which then travel as one put: the number of messages follows the algorithm and not the number of blocks.
- * A table of `positions` entries, more than there are blocks, makes a grid of what is none: its holes are nobody's block, which has no elements.
+ * With `row_starts` positions are a grid of rows (nodes) as wide as the widest: what a shorter row lacks is a hole, nobody's block, without elements.
+ * With `layers` a walk over chunks is one over the layers of a row too: chunk c of an operand is chunk c / layers of a block, c % layers * layer_stride
+ * positions on.
  *
  * SPACES.  INPUT and OUTPUT are the caller's buffers, addressed by (block, chunk); they may be the same memory.  In
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
@@ -48,8 +50,7 @@
  * whose slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
- * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid); a chunk index that carries walks over the chunks of
- * one position after the other.  A step may carry a guard, affine too, and is skipped when that is negative (the first or last round of a
+ * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is skipped when that is negative (the first or last round of a
  * loop differs) or no multiple of `every` (binomial trees: what happens at every second, fourth, ... turn).  So the memory of a plan grows with the rank's
  * channels, not with ranks or chunks.
  */
@@ -101,7 +102,6 @@ struct plan_operand {
 	uint16_t channel;           /* SCRATCH, BORROWED: whose slots or lends (an incoming channel of this rank) */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
 	uint32_t skip;              /* SCRATCH, likewise: how many blocks before this one the slot holds first; not in a grant */
-	bool carry;                 /* chunk = chunk mod chunks, and the position moves on by chunk / chunks; chunk is not negative then */
 	struct plan_affine slot;    /* SCRATCH: which slot; BORROWED: which lend; both modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
@@ -135,8 +135,10 @@ struct plan {
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
 	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
-	const uint32_t *order;   /* (blocks, or positions): position -> block, borrowed; NULL: the same */
-	uint32_t positions;      /* 0: blocks.  Else entries of order, in which `blocks` is a hole: nobody's block */
+	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
+	const uint32_t *row_starts; /* (rows + 1), borrowed: position r * row_width + c is number row_starts[r] + c of order, if row r has it; NULL: no grid */
+	uint32_t rows, row_width;
+	uint32_t layers, layer_stride; /* more than one layer: see above */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
 	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
@@ -233,8 +235,8 @@ bool plan_step_partial(const struct plan *plan, const struct plan_step *step, co
 /* Whether the step's guard lets it run. */
 bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
 
-/* Whether every rank's contribution is summed: reductions, and a barrier of one block, which is an all-reduce of nothing; other barriers are
- * all-gathers of nothing. */
+/* Whether every rank's contribution is summed: reductions, and a barrier that is an all-reduce of nothing; other barriers are all-gathers of
+ * nothing (compact_input). */
 bool plan_reduces(const struct plan *plan);
 
 /* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */

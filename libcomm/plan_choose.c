@@ -12,8 +12,8 @@ static const struct {
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 	[PLAN_PAT] = {"pat", plan_build_pat, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
-	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
-	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
+	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, ~0u},
+	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE | 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER},
 	[PLAN_DIRECT] = {"direct", plan_build_direct, ~0u},
 };
 
@@ -35,7 +35,7 @@ bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective coll
 
 bool plan_algorithm_has_wide(enum plan_algorithm algorithm)
 {
-	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE || algorithm == PLAN_PAT || algorithm == PLAN_DIRECT;
+	return algorithm != PLAN_HALVING;
 }
 
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)

@@ -64,8 +64,6 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 	}
 	say(text, ".");
 	say_affine(text, &operand->chunk);
-	if (operand->carry)
-		say(text, " carried");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
 		say(text, " (partial if ");

@@ -533,7 +533,7 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 				break;
 			case PLAN_BROADCAST: expected = fingerprint(plan->root, block, chunk); break;
 			case PLAN_ALL_GATHER: expected = fingerprint(block, block, chunk); break;
-			case PLAN_BARRIER: expected = plan_reduces(plan) ? proof->complete[chunk] : fingerprint(block, block, chunk); break;
+			case PLAN_BARRIER: expected = plan_reduces(plan) ? proof->complete[block * plan->chunks + chunk] : fingerprint(block, block, chunk); break;
 			}
 			const struct cell *cell = &actor->output[block * plan->chunks + chunk];
 			if (cell->flags & (GRANTED | PARTIAL) || !(cell->flags & DEFINED) || cell->value != expected)

@@ -21,8 +21,8 @@ static const struct algorithm {
 	{"ring", plan_build_ring, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, true}, /* the others: test_plan.c */
 	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE, false},
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE, true},
-	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE, false},
-	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE, false},
+	{"hierarchical", plan_build_hierarchical, 2, ~0u, true},
+	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE | 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, true},
 	{"pat", plan_build_pat, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, true},
 	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, true},
 };

@@ -662,8 +662,8 @@ static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2, true},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1, false},
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, true},
-	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
-	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
+	{plan_build_hierarchical, 0x1f, 2, true},
+	{plan_build_torus, 1 << PLAN_ALLREDUCE | 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, 2, true},
 	{plan_build_pat, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, true},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
