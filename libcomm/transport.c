@@ -60,10 +60,11 @@ enum st_status transport_mismatch(struct link *link, const struct transport_sign
 	transport_signature_print(&link->entered, mine_text);
 	if (theirs)
 		transport_signature_print(theirs, their_text);
-	return transport_break(link, ST_ERR_MISMATCH,
-			       "ranks disagree%s: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s (%s sends %" PRIu64
-			       " bytes where %" PRIu64 " are expected)",
+	char bytes[96] = "";
+	if (sent != granted)
+		snprintf(bytes, sizeof bytes, " (%s sends %" PRIu64 " bytes where %" PRIu64 " are expected)", peer_sends ? "the latter" : "the former", sent,
+			 granted);
+	return transport_break(link, ST_ERR_MISMATCH, "ranks disagree%s: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s%s",
 			       theirs && only_shards_differ(&link->entered, theirs) ? " about the sizes of the shards" : "", ends->rank, ends->host,
-			       mine_text, ends->peer, ends->peer_host, their_text, peer_sends ? "the latter" : "the former",
-			       sent, granted);
+			       mine_text, ends->peer, ends->peer_host, their_text, bytes);
 }
