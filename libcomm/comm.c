@@ -107,6 +107,7 @@ static enum st_status open_links(struct comm *comm)
 		.chunk_bytes = comm->chunk_bytes,
 		.timeout_ms = comm->options.startup_timeout_ms,
 	};
+	ST_TRY(comm_links_room(&links));
 	ST_TRY(comm_links_open(&links));
 	bool mapped = true;
 	if (comm->algorithms >> PLAN_DIRECT & 1)
@@ -178,6 +179,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.host = comm_host(comm, comm->rank),
 			.control = comm->control,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
+			.stall_timeout_ms = options.stall_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
 			.lanes = comm->options.lanes,
@@ -512,7 +514,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "", text);
+	control_declare(comm->control, "", text);
 }
 
 static enum st_status failure(struct comm *comm)

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "comm_internal.h"
+#include "shm_segment.h"
 
 static void release(struct comm_memory *memory)
 {
@@ -23,7 +24,9 @@ enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory)
 		return st_fail(ST_ERR_NOMEM, "memory of a communicator: %zu bytes", bytes);
 	}
 	made->bytes = bytes ? (bytes + page - 1) / page * page : page;
-	enum st_status status = transport_memory_make("synctrain-buffer", made->bytes, &made->fd, &made->address);
+	/* Local ranks tend to allocate the same at the same time. */
+	enum st_status status = transport_memory_make("synctrain-buffer", made->bytes, comm_local_size(comm), "memory of a communicator", &made->fd,
+						      &made->address);
 	if (status != ST_OK) {
 		free(made);
 		return status;

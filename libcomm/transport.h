@@ -53,8 +53,8 @@ uint64_t transport_memory_remove(struct transport_memory *memory, const void *ad
 /* The region that holds all these bytes; NULL: none does. */
 const struct transport_region *transport_memory_find(const struct transport_memory *memory, const void *address, size_t bytes);
 
-/* New memory that can be lent: a memfd of allocated and sealed size (a multiple of the page size), mapped for reading and writing. */
-enum st_status transport_memory_make(const char *name, size_t bytes, int *fd, void **address);
+/* New memory that can be lent, mapped for reading and writing: bytes is a multiple of the page size; see shm_segment.h for the rest. */
+enum st_status transport_memory_make(const char *name, size_t bytes, unsigned sharers, const char *what, int *fd, void **address);
 
 struct transport_ends {
 	uint32_t rank, peer;
@@ -82,6 +82,10 @@ struct transport_ops {
 
 	/* Slow path, once per operation that has waited long: makes sure that the peer can know that this rank has entered. */
 	void (*announce)(struct link *link);
+
+	/* Slow path, about once a second while this rank waits on the link: whether the peer's host still answers on it, whatever its process does.
+	 * ST_ERR_ABORTED: not for silence_ms; the link is dead.  NULL: it has no silence that could be told from patience (shared memory). */
+	enum st_status (*check)(struct link *link, int64_t silence_ms);
 
 	/* The newest operation that the peer is known to have entered; false when none is known. */
 	bool (*heard)(struct link *link, struct transport_signature *signature);
@@ -135,6 +139,9 @@ struct transport_ops {
 
 extern const struct transport_ops transport_shm, transport_tcp;
 
+/* Bytes of shared memory that this end of a transport_shm link takes. */
+size_t transport_shm_bytes(unsigned slots, size_t slot_bytes);
+
 /* Every struct link starts with this. */
 struct link {
 	const struct transport_ops *ops;
@@ -154,7 +161,10 @@ struct link {
 
 /* For transports: marks the link dead with the message of st_fail; returns broken. */
 enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The two ends disagree: names both ranks, what each does, and the bytes on both sides. */
+/* Both ranks, the lower one first, and what each does: the same text at both ends. */
+#define TRANSPORT_DISAGREEMENT_TEXT 384
+void transport_disagreement(const struct transport_ends *ends, const char *mine, const char *theirs, char text[TRANSPORT_DISAGREEMENT_TEXT]);
+/* The two ends disagree: names both ranks and what each does; where that is the same, or the peer's (NULL) is not known, the bytes on both sides. */
 enum st_status transport_mismatch(struct link *link, const struct transport_signature *theirs, bool peer_sends, uint64_t sent, uint64_t granted);
 /* Restores the message of a dead link. */
 enum st_status transport_status(const struct link *link);

@@ -1,32 +1,23 @@
 /* Memory that can be lent to local peers. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "shm_segment.h"
 #include "transport.h"
 
-enum st_status transport_memory_make(const char *name, size_t bytes, int *out, void **address)
+enum st_status transport_memory_make(const char *name, size_t bytes, unsigned sharers, const char *what, int *out, void **address)
 {
-	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0)
-		return st_fail_errno("shared memory: memfd_create");
-	/* Allocated now: when memory runs out later there is no error to return. */
-	int error = ftruncate(fd, (off_t)bytes) ? errno : 0;
-	while (!error && fallocate(fd, 0, 0, (off_t)bytes))
-		if (errno != EINTR)
-			error = errno;
-	if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-		error = errno;
-	void *memory = error ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (memory == MAP_FAILED) {
-		if (!error)
-			error = errno;
+	int fd;
+	void *memory;
+	ST_TRY(shm_segment_make(name, bytes, sharers, what, &fd));
+	enum st_status status = shm_segment_map(fd, bytes, what, &memory);
+	if (status == ST_OK && (status = shm_segment_seal(fd, memory, bytes, what)) != ST_OK)
+		munmap(memory, bytes);
+	if (status != ST_OK) {
 		close(fd);
-		errno = error;
-		return st_fail_errno("shared memory: %zu bytes", bytes);
+		return status;
 	}
 	*out = fd;
 	*address = memory;

@@ -129,9 +129,9 @@ enum st_status shm_read_socket(struct shm_link *me);
 /* A lend that a line announced; there must be room for it. */
 void shm_lend_landed(struct shm_link *me, const struct shm_line *line, uint64_t kind);
 
-/* This rank's proof, before the link is used; and what to do with the peer's. */
+/* This rank's proof, before the link is used; and what to do when the peer's is there. */
 enum st_status shm_proof_make(struct shm_link *me, struct shm_proof *proof);
-void shm_proof_try(struct shm_link *me, const struct shm_proof *theirs);
+void shm_proof_try(struct shm_link *me);
 
 /* See transport.h. */
 enum st_status shm_lend(struct link *link, const void *source, size_t bytes, bool copied);

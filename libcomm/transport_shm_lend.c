@@ -14,20 +14,18 @@
  * with acquire by the lender: what was read from the memory before happens before the lender writes it again.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "comm.h"
+#include "shm_segment.h"
 #include "transport_shm_internal.h"
 
 /* Up to here a copy costs less than to wait until the peer gives the memory back. */
@@ -92,40 +90,20 @@ static void unmap(struct shm_link *me, struct shm_region *region)
 	free(region);
 }
 
-/* A peer that could shrink its memory, or let huge pages be missing, could kill this process by a signal. */
-static enum st_status check_memory(struct shm_link *me, int fd, uint64_t bytes)
-{
-	const struct transport_ends *ends = &me->link.ends;
-	const int needed = F_SEAL_SHRINK | F_SEAL_GROW;
-	struct statfs system;
-	struct stat status;
-	int seals = fcntl(fd, F_GET_SEALS);
-	if (seals < 0 || (seals & needed) != needed)
-		return transport_break(&me->link, ST_ERR_PROTOCOL,
-				       "memory that rank %" PRIu32 " on %s lends can change its size: seals 0x%x, expected 0x%x", ends->peer,
-				       ends->peer_host, seals < 0 ? 0u : (unsigned)seals, (unsigned)needed);
-	if (fstatfs(fd, &system) || system.f_type != TMPFS_MAGIC)
-		return transport_break(&me->link, ST_ERR_PROTOCOL, "memory that rank %" PRIu32 " on %s lends is no memfd of ordinary pages", ends->peer,
-				       ends->peer_host);
-	if (fstat(fd, &status) || status.st_size <= 0 || (uint64_t)status.st_size != bytes)
-		return transport_break(&me->link, ST_ERR_PROTOCOL, "memory that rank %" PRIu32 " on %s lends has %jd bytes, not the %" PRIu64 " that it said",
-				       ends->peer, ends->peer_host, (intmax_t)status.st_size, bytes);
-	return ST_OK;
-}
-
 static enum st_status map(struct shm_link *me, uint64_t id, uint64_t bytes, int fd)
 {
 	const struct transport_ends *ends = &me->link.ends;
 	if (find_region(me, id) || me->region_count >= MOST_REGIONS)
 		return transport_break(&me->link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s shows memory %" PRIu64 " again, or more than %d pieces of it",
 				       ends->peer, ends->peer_host, id, MOST_REGIONS);
-	ST_TRY(check_memory(me, fd, bytes));
+	char what[160];
+	const void *memory;
+	snprintf(what, sizeof what, "memory that rank %" PRIu32 " on %s lends", ends->peer, ends->peer_host);
 	struct shm_region *region = calloc(1, sizeof *region);
-	void *memory = region ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-	if (memory == MAP_FAILED) {
+	enum st_status status = region ? shm_segment_map_read(fd, bytes, what, &memory) : st_fail(ST_ERR_NOMEM, "%s: out of memory", what);
+	if (status != ST_OK) {
 		free(region);
-		return transport_break(&me->link, ST_ERR_NOMEM, "no room to map %" PRIu64 " bytes that rank %" PRIu32 " on %s lends", bytes, ends->peer,
-				       ends->peer_host);
+		return transport_break(&me->link, status, "%s", st_message());
 	}
 	*region = (struct shm_region){.next = me->regions, .id = id, .memory = memory, .bytes = bytes};
 	me->regions = region;
@@ -304,7 +282,9 @@ static enum st_status make_copies(struct shm_link *me)
 	const size_t bytes = copies_bytes(me);
 	void *memory;
 	int fd;
-	ST_TRY(transport_memory_make("synctrain-lends", bytes, &fd, &memory));
+	char what[160];
+	snprintf(what, sizeof what, "shared memory for rank %" PRIu32 " on %s", ends->peer, ends->peer_host);
+	ST_TRY(transport_memory_make("synctrain-lends", bytes, 2, what, &fd, &memory));
 	const bool shown = pass(me, COPIES_ID, bytes, fd);
 	close(fd);
 	if (!shown) {
@@ -493,11 +473,10 @@ enum st_status shm_proof_make(struct shm_link *me, struct shm_proof *proof)
 	return ST_OK;
 }
 
-void shm_proof_try(struct shm_link *me, const struct shm_proof *theirs)
+void shm_proof_try(struct shm_link *me)
 {
 	struct ucred peer;
 	socklen_t length = sizeof peer;
-	me->proof = *theirs;
 	if (getsockopt(me->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) || peer.pid <= 0)
 		return;
 	me->pid = peer.pid;
