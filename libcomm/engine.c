@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "recorder.h"
 
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
@@ -239,7 +240,9 @@ static void start(struct lane *lane)
 	/* A reduction in place has just read the lines that it writes. */
 	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
-	lane->counting = lane->announced = lane->second_chance = false;
+	lane->counting = lane->announced = lane->second_chance = lane->recorded = false;
+	lane->started_moves = lane->moves;
+	recorder_start(engine->options.recorder, &request->signature, plan, request->bound->lane);
 	if (request->members) {
 		request->input = request->output = lane->staging;
 		copy_members(lane, request, true);
@@ -272,6 +275,7 @@ static void finish_first(struct lane *lane, enum st_status status)
 	lane->first = request->next;
 	if (!lane->first)
 		lane->last = NULL;
+	recorder_finish(engine->options.recorder, request->signature.sequence, status == ST_OK);
 	engine_release_plan(request->bound);
 	request->bound = NULL;
 	if (request->members) {
@@ -339,15 +343,32 @@ enum st_status engine_failure(const struct engine *engine)
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
 }
 
+/* The lane's first request has waited long, or fails where it waits: the flight recorder shall say for whom, and that this rank still looks. */
+static void record_wait(struct lane *lane)
+{
+	struct recorder *recorder = lane->engine->options.recorder;
+	if (lane->recorded)
+		recorder_look(recorder);
+	else
+		recorder_wait(recorder, lane->first->signature.sequence, lane->first->bound->plan, lane->at, lane->moves - lane->started_moves,
+			      lane->still_since);
+	lane->recorded = true;
+}
+
 enum st_status engine_fail_all(struct engine *engine, enum st_status status)
 {
 	if (engine->failed == ST_OK) {
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
+		recorder_fail(engine->options.recorder, engine->why);
 	}
-	for (unsigned l = 0; l < engine->options.lanes; l++)
-		while (engine->lanes[l].first)
-			finish_first(&engine->lanes[l], ST_ERR_ABORTED);
+	for (unsigned l = 0; l < engine->options.lanes; l++) {
+		struct lane *lane = &engine->lanes[l];
+		if (lane->first && lane->first->started && lane->blocked)
+			record_wait(lane);
+		while (lane->first)
+			finish_first(lane, ST_ERR_ABORTED);
+	}
 	/* Members of operations that were not submitted yet. */
 	for (struct comm_request *request = engine->made; request; request = request->made)
 		if (request->waits_for_group) {
@@ -496,6 +517,9 @@ static enum st_status check_lane(struct lane *lane)
 	if (!link)
 		return ST_OK;
 	if (!lane->counting || lane->still_moves != lane->moves) {
+		if (lane->recorded)
+			recorder_moved(lane->engine->options.recorder, lane->first->signature.sequence);
+		lane->recorded = false;
 		lane->counting = true;
 		lane->still_moves = lane->moves;
 		lane->still_since = st_now_ns();
@@ -505,8 +529,10 @@ static enum st_status check_lane(struct lane *lane)
 	}
 	if (!lane->still_since)
 		lane->still_since = st_now_ns();
-	bool late_now = st_deadline_expired(&lane->arrival);
-	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
+	bool late_now = st_deadline_expired(&lane->arrival), long_now = late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS;
+	if (lane->recorded || long_now)
+		record_wait(lane);
+	if (!lane->announced && long_now) {
 		lane->announced = true;
 		announce(lane);
 	}
@@ -669,6 +695,7 @@ static void issue(struct engine *engine, struct engine_plan *bound, bool owned, 
 	else
 		lane->first = request;
 	lane->last = request;
+	recorder_issue(engine->options.recorder, &signature, bound->plan, bound->lane);
 	if (lane->first == request)
 		run_all(engine);
 }
