@@ -34,6 +34,7 @@ static const struct {
 	{"tree", COMM_ALGORITHM_TREE},
 	{"hierarchical", COMM_ALGORITHM_HIERARCHICAL},
 	{"torus", COMM_ALGORITHM_TORUS},
+	{"direct", COMM_ALGORITHM_DIRECT},
 };
 
 enum collective { ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, REDUCE_SCATTER_V, ALL_GATHER_V, COLLECTIVES };
@@ -405,7 +406,7 @@ int main(void)
 				for (unsigned algorithm = 0; algorithm < LENGTH(algorithms); algorithm++) {
 					struct job job = {.algorithm = algorithm, .world = world, .transport = transport, .mode = mode};
 					if (!all && (algorithm != (world + LENGTH(algorithms) / 2 * transport) % LENGTH(algorithms) ||
-						     mode != (world + world / LENGTH(algorithms)) % LENGTH(modes)))
+						     mode != (world / LENGTH(algorithms) + transport) % LENGTH(modes)))
 						continue;
 					job.combinations = combinations;
 					job.count = choose(all, (unsigned)jobs * 5, combinations);
