@@ -49,12 +49,12 @@ enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape
 	return ST_OK;
 }
 
-/* Ranks differ in bit s: a local link while 2^s ranks fit into a node. Remote messages share the node's one wire. */
-static double exchange(unsigned s, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+/* Ranks differ in bit s: a local link while 2^s of those that take part fit into a node. Remote messages share the node's one wire. */
+static double exchange(unsigned s, double per_node, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
 {
-	bool local = layout->nodes <= 1 || UINT64_C(2) << s <= layout->per_node;
+	bool local = layout->nodes <= 1 || (double)(UINT64_C(2) << s) <= per_node;
 	return local ? machine->local.alpha + bytes * machine->local.beta
-		     : machine->remote.alpha + bytes * layout->per_node * machine->remote.beta;
+		     : machine->remote.alpha + bytes * (per_node > 1 ? per_node : 1) * machine->remote.beta;
 }
 
 static double price_ring(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
@@ -76,20 +76,22 @@ static double price_exchanges(bool halving, double bytes, const struct plan_layo
 {
 	double price = 0, part = bytes;
 	uint64_t participants = 1;
-	for (unsigned s = 0; participants * 2 <= layout->size; s++, participants *= 2) {
-		if (halving) {
-			part /= 2;
-			price += 2 * exchange(s, part, layout, machine) + part * machine->gamma;
-		} else {
-			price += exchange(s, part, layout, machine) + part * machine->gamma;
-		}
+	while (participants * 2 <= layout->size)
+		participants *= 2;
+	const double per_node = (double)layout->per_node * (double)participants / layout->size;
+	for (unsigned s = 0; UINT64_C(2) << s <= participants; s++) {
+		part /= halving ? 2 : 1;
+		price += (halving ? 2 : 1) * exchange(s, per_node, part, layout, machine) + part * machine->gamma;
 	}
 	if (participants < layout->size)
-		price += 2 * exchange(0, bytes, layout, machine) + bytes * machine->gamma;
+		price += 2 * exchange(0, layout->per_node, bytes, layout, machine) + bytes * machine->gamma;
 	return price;
 }
 
-/* Both trees at once, half of the range each, in chunks: as many hops as it is deep, then one chunk after the other. */
+/*
+ * Both trees at once, half of the range each, in chunks: as many hops as it is deep, then one chunk after the other.  Where a node has several ranks, it
+ * has an inner node of either tree, whose edges all leave it.
+ */
 static double price_tree(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
 {
 	const double chunk = bytes / 2 < TYPICAL_CHUNK ? bytes / 2 : TYPICAL_CHUNK;
@@ -98,9 +100,10 @@ static double price_tree(enum plan_collective collective, double bytes, const st
 	for (uint64_t reached = 1; reached <= layout->size; reached *= 2)
 		hops += layout->nodes <= 1 || reached * 2 <= layout->per_node ? machine->local.alpha + chunk * machine->local.beta
 									       : machine->remote.alpha + chunk * machine->remote.beta;
+	const bool shared = layout->nodes > 1 && layout->per_node > 1;
 	if (collective == PLAN_BROADCAST)
-		return 2 * hops + bytes * link->beta;
-	return 4 * hops + bytes * (2 * link->beta + machine->gamma);
+		return 2 * hops + bytes * (shared ? 2 : 1) * link->beta;
+	return 4 * hops + bytes * ((shared ? 3 : 2) * link->beta + machine->gamma);
 }
 
 /*

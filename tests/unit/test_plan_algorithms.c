@@ -164,7 +164,7 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 			for (unsigned kind = 0; kind < 4; kind++)
 				for (unsigned variant = 0; variant < 4 * times; variant++) {
 					/* A few of these for each size, each of these for some size; all of them in the long form. */
-					if (size > 9 && times == 1 && turn++ % (size > 32 ? 23 : 11))
+					if (size > 9 && times == 1 && turn++ % (size > 32 ? 47 : 17))
 						continue;
 					/* From nothing over less than one element per rank to several chunks per rank. */
 					const uint64_t counts[] = {0, 1, size / 2, 3 * size + 1, 40 * size + 7, 400 * size};
