@@ -180,7 +180,7 @@ static void start(struct lane *lane)
 	lane->depth = 0;
 	memset(lane->vars, 0, sizeof lane->vars);
 	const struct plan *plan = request->bound->plan;
-	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || plan->collective == PLAN_ALLREDUCE_ORDERED;
 	const enum comm_type type = (enum comm_type)request->signature.type;
 	const enum comm_op op = (enum comm_op)request->signature.op;
 	lane->finish = reduce_kernel_best(type, op);

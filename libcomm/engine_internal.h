@@ -23,6 +23,7 @@ struct comm_request {
 	struct comm_request *next;
 	struct engine_plan *bound;
 	char *input, *output;
+	size_t layer_bytes; /* from one layer of the input to the next */
 	size_t element_bytes;
 	struct transport_signature signature;
 	bool started, done;

@@ -7,7 +7,7 @@ static const struct {
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
 	unsigned collectives;
 } algorithms[PLAN_ALGORITHMS] = {
-	[PLAN_RING] = {"ring", plan_build_ring, ~0u},
+	[PLAN_RING] = {"ring", plan_build_ring, (1u << (PLAN_BARRIER + 1)) - 1},
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
@@ -61,7 +61,8 @@ static double price_ring(enum plan_collective collective, double bytes, const st
 	case PLAN_REDUCE_SCATTER: return (p - 1) * link->alpha + (p - 1) / p * bytes * (link->beta + machine->gamma);
 	case PLAN_ALL_GATHER:
 	case PLAN_BARRIER: return (p - 1) * link->alpha + (p - 1) / p * bytes * link->beta;
-	case PLAN_BROADCAST: break;
+	case PLAN_BROADCAST:
+	case PLAN_ALLREDUCE_ORDERED: break;
 	}
 	return (p - 1) * link->alpha + bytes * link->beta;
 }
