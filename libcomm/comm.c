@@ -49,15 +49,27 @@ static enum st_status find_places(struct comm *comm)
 	return ST_OK;
 }
 
-/* The algorithms to choose from, as rank 0 says, and the links for them. */
+/* What rank 0's options say for all, beyond what its record does. */
+static enum st_status agree(struct comm *comm)
+{
+	struct {
+		uint32_t algorithm, lanes;
+		uint64_t fusion_bytes;
+	} all = {comm->options.algorithm, comm->options.lanes, comm->options.fusion_bytes};
+	if (comm->size > 1)
+		ST_TRY(control_broadcast(comm->control, &all, sizeof all, comm->options.startup_timeout_ms));
+	if (all.algorithm >= COMM_ALGORITHMS)
+		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", all.algorithm);
+	comm->options.algorithm = (enum comm_algorithm)all.algorithm;
+	comm->options.lanes = all.lanes;
+	comm->options.fusion_bytes = all.fusion_bytes;
+	return comm_options_check(&comm->options);
+}
+
+/* The algorithms to choose from, and the links for them. */
 static enum st_status open_links(struct comm *comm)
 {
-	uint32_t algorithm = comm->options.algorithm;
-	if (comm->size > 1)
-		ST_TRY(control_broadcast(comm->control, &algorithm, sizeof algorithm, comm->options.startup_timeout_ms));
-	if (algorithm >= COMM_ALGORITHMS)
-		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
-	comm->algorithms = comm_algorithms_of((enum comm_algorithm)algorithm);
+	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
 	ST_TRY(find_places(comm));
 	const struct comm_links_options links = {
 		.control = comm->control,
@@ -65,6 +77,7 @@ static enum st_status open_links(struct comm *comm)
 		.algorithms = comm->algorithms | 1 << PLAN_RING,
 		.transports = comm->options.transports,
 		.shape = shape_of_ranks(comm),
+		.lanes = comm->options.lanes,
 		.slots = comm->slots,
 		.chunk_bytes = comm->chunk_bytes,
 		.timeout_ms = comm->options.startup_timeout_ms,
@@ -126,6 +139,8 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		options.accumulate = (enum comm_accumulate)accumulate;
 		status = comm_options_check(&options);
 	}
+	if (status == ST_OK)
+		status = agree(comm);
 	if (status == ST_OK) {
 		struct engine_options engine = {
 			.rank = comm->rank,
@@ -134,11 +149,15 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.arrival_timeout_ms = options.arrival_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
+			.lanes = comm->options.lanes,
+			.fusion_bytes = comm->options.fusion_bytes,
 		};
 		status = engine_create(&engine, &comm->engine);
 	}
 	if (status == ST_OK)
 		status = open_links(comm);
+	if (status == ST_OK && options.progress_thread)
+		status = engine_start_thread(comm->engine);
 	if (status != ST_OK && comm && comm->control && comm->engine) {
 		/* The others wait for this rank: tell them why it does not come. */
 		char why[512];
@@ -180,6 +199,7 @@ void comm_free(struct comm *comm)
 {
 	if (!comm)
 		return;
+	engine_stop_thread(comm->engine);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
 	control_close(comm->control);
@@ -224,14 +244,15 @@ const char *comm_job(const struct comm *comm)
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
-static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, const struct comm_shards *shards, struct engine_plan **bound, bool *owned)
+static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, const struct comm_shards *shards, unsigned lane,
+				struct engine_plan **bound, bool *owned)
 {
 	struct cached_plan *oldest = NULL;
 	*owned = false;
 	comm->uses++;
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
-		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
+		if (cached->bound && cached->lane == lane && cached->elements == shape->elements && cached->collective == shape->collective &&
 		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root &&
 		    cached->wide == shape->wide && (!shards || comm_shards_match(shards, engine_plan_of(cached->bound)))) {
 			cached->last_use = comm->uses;
@@ -268,15 +289,16 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 	}
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
-		return engine_bind(comm->engine, plan, bound);
+		return engine_bind(comm->engine, plan, lane, bound);
 	engine_unbind(oldest->bound);
 	oldest->bound = NULL;
-	ST_TRY(engine_bind(comm->engine, plan, &oldest->bound));
+	ST_TRY(engine_bind(comm->engine, plan, lane, &oldest->bound));
 	oldest->collective = shape->collective;
 	oldest->elements = shape->elements;
 	oldest->chunk_elements = shape->chunk_elements;
 	oldest->in_place = shape->in_place;
 	oldest->wide = shape->wide;
+	oldest->lane = lane;
 	oldest->root = shape->root;
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
@@ -296,12 +318,48 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
 	return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
 
+enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struct comm_request **request)
+{
+	struct comm_group *group = &comm->group;
+	const enum plan_collective collective = call->collective;
+	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
+	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
+	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
+	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 &&
+		    (call->type == COMM_F16 || call->type == COMM_BF16) && (call->op == COMM_SUM || call->op == COMM_AVG);
+	struct plan_shape shape = shape_of_ranks(comm);
+	shape.collective = collective;
+	shape.elements = call->shards ? call->shards->total : (uint64_t)call->count * (shards ? comm->size : 1);
+	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : comm_type_bytes(call->type));
+	shape.wide = wide;
+	shape.in_place = call->in_place;
+	shape.root = call->shards ? call->shards->digest : call->root;
+	shape.mapped = is_mapped;
+	shape.mapped_context = comm;
+	struct engine_plan *bound;
+	bool owned;
+	ST_TRY(engine_failure(comm->engine));
+	ST_TRY(find_plan(comm, &shape, call->shards, group->open ? group->lane : 0, &bound, &owned));
+	struct transport_signature signature = {.count = call->shards ? call->shards->total : call->count, .root = shape.root,
+						.collective = (uint8_t)collective, .type = (uint8_t)call->type, .op = (uint8_t)call->op};
+	if (!request) {
+		if (group->members > 1) {
+			signature.root = group->digest;
+			signature.fused = (uint8_t)group->members;
+		}
+		return engine_submit_members(comm->engine, bound, owned, group->first, signature);
+	}
+	ST_TRY(engine_submit(comm->engine, bound, owned, call->input, call->output, signature, request));
+	if (group->open)
+		engine_set_group(*request, group->number);
+	return ST_OK;
+}
+
 /* counts: of shards of given sizes, which count says nothing about; else NULL. */
 static enum st_status begin(struct comm *comm, enum plan_collective collective, const void *input, void *output, size_t count, const size_t *counts,
 			    enum comm_type type, enum comm_op op, uint32_t root, struct comm_request **request)
 {
 	const char *name = plan_collective_name(collective);
-	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
 	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
 	size_t element_bytes = comm_type_bytes(type);
 	if (!element_bytes)
@@ -336,25 +394,15 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
-	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
-	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
-		    (op == COMM_SUM || op == COMM_AVG);
-	struct plan_shape shape = shape_of_ranks(comm);
-	shape.collective = collective;
-	shape.elements = uneven ? given.total : (uint64_t)count * factor;
-	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : element_bytes);
-	shape.wide = wide;
-	shape.in_place = in_place;
-	shape.root = uneven ? given.digest : root;
-	shape.mapped = is_mapped;
-	shape.mapped_context = comm;
-	struct engine_plan *bound;
-	bool owned;
-	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, uneven, &bound, &owned));
-	struct transport_signature signature = {.count = uneven ? given.total : count, .root = shape.root, .collective = (uint8_t)collective, .type = (uint8_t)type,
-						.op = (uint8_t)op};
-	return engine_submit(comm->engine, bound, owned, in, out, signature, request);
+	const struct comm_call call = {.collective = collective, .input = input, .output = output, .count = count, .shards = uneven, .type = type, .op = op,
+				       .root = root, .in_place = in_place};
+	bool held;
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_take(comm, &call, request, &held);
+	if (status == ST_OK && !held)
+		status = comm_issue(comm, &call, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 /* Shards that are all alike are what the plain collectives have: one plan and one signature for both. */
@@ -411,18 +459,30 @@ enum st_status comm_barrier(struct comm *comm, struct comm_request **request)
 
 enum st_status comm_progress(struct comm *comm)
 {
+	engine_lock(comm->engine);
 	enum st_status status = engine_progress(comm->engine);
-	return status == ST_PENDING ? ST_OK : status;
+	engine_unlock(comm->engine);
+	return status;
 }
 
 enum st_status comm_test(struct comm *comm, struct comm_request **request)
 {
-	return engine_test(comm->engine, request);
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_check(comm, *request, "comm_test");
+	if (status == ST_OK)
+		status = engine_test(comm->engine, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 {
-	return engine_wait(comm->engine, request);
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_check(comm, *request, "comm_wait");
+	if (status == ST_OK)
+		status = engine_wait(comm->engine, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 void comm_abort(struct comm *comm, const char *text)
@@ -430,19 +490,29 @@ void comm_abort(struct comm *comm, const char *text)
 	control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "", text);
 }
 
+static enum st_status failure(struct comm *comm)
+{
+	engine_lock(comm->engine);
+	enum st_status status = engine_failure(comm->engine);
+	engine_unlock(comm->engine);
+	return status;
+}
+
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
-	ST_TRY(engine_failure(comm->engine));
+	ST_TRY(failure(comm));
 	return control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
-	ST_TRY(engine_failure(comm->engine));
+	ST_TRY(failure(comm));
 	return control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)
 {
+	engine_lock(comm->engine);
 	engine_counters(comm->engine, counters);
+	engine_unlock(comm->engine);
 }

@@ -8,12 +8,14 @@
 #include "plan_choose.h"
 
 #define PLAN_CACHE 64
+#define COMM_MAX_FUSION_BYTES (64 << 20)
 
 struct cached_plan {
 	struct engine_plan *bound;
 	enum plan_collective collective;
 	uint64_t elements, chunk_elements;
 	uint32_t root; /* or the shards' digest */
+	unsigned lane;
 	bool in_place, wide;
 	uint64_t last_use;
 };
@@ -23,6 +25,34 @@ struct comm_memory {
 	void *address;
 	size_t bytes;
 	int fd; /* kept: local peers can be given it */
+};
+
+/* The operations of an open group that may yet be fused, in the order of issue. */
+struct comm_group {
+	bool open;
+	uint64_t number;  /* of the group: 1, 2, ... */
+	unsigned lane;
+	struct comm_request *first, *last; /* held back; NULL: none */
+	unsigned members;
+	size_t count;     /* elements of all of them */
+	uint32_t digest;  /* of their counts */
+	enum comm_type type;
+	enum comm_op op;
+	const void *input; /* of the first */
+	void *output;
+};
+
+/* A collective that was checked. */
+struct comm_call {
+	enum plan_collective collective;
+	const void *input;
+	void *output;
+	size_t count;
+	const struct comm_shards *shards; /* NULL: all alike */
+	enum comm_type type;
+	enum comm_op op;
+	uint32_t root;
+	bool in_place;
 };
 
 struct comm {
@@ -40,7 +70,16 @@ struct comm {
 	struct cached_plan plans[PLAN_CACHE];
 	uint64_t uses;
 	struct comm_memory *memory;
+	struct comm_group group;
 };
+
+/* Issues a call, as the operation of *request; or of those that are held back in the group, and request is NULL. */
+enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struct comm_request **request);
+
+/* comm_group.c, the engine locked: takes the call into the open group when it is one to hold back, else *held is false and it may be issued. */
+enum st_status comm_group_take(struct comm *comm, const struct comm_call *call, struct comm_request **request, bool *held);
+/* ST_ERR_USAGE for a request of the open group. */
+enum st_status comm_group_check(const struct comm *comm, const struct comm_request *request, const char *name);
 
 /* Shards of given sizes, as a collective's caller gives them: what a plan and the other ranks need to know of them. */
 struct comm_shards {

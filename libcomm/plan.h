@@ -17,6 +17,8 @@
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
  * buffer is the rank's own block of the other one.
  * SCRATCH is the rank's own slots, one array of `slots` chunk-sized slots per incoming channel.
+ * BORROWED is what the sender of a mapped channel has lent and the receiver has waited for and not yet returned, wherever that lies; read only.
+ * Lends are counted from the start of the plan, lend k is found under k modulo slots, and no more than `slots` are out at a time.
  * WORK is private memory of the plan, `work` slots for work_elements each, for partial sums that have no room in OUTPUT: the engine allocates it
  * when it binds the plan.  Nothing in it lasts from one operation to the next.
  *
@@ -26,10 +28,16 @@
  * On a MAPPED channel the sender stores into the receiver's slots with plain instructions: only SCRATCH may be granted, a put
  * may be the reduction of several sources and may keep a second copy in OUTPUT (memory is passed over once, not twice), and
  * its sources are free when the step is done.  On other channels a grant may be SCRATCH or OUTPUT and a put has one source.
+ * A mapped channel also carries lends: the sender leaves a chunk of its INPUT or OUTPUT where it is and says so, without any grant; the
+ * receiver waits for it as for a put (puts and lends of a channel are one FIFO), reads it as BORROWED, and returns it, the oldest first.  A lend
+ * blocks while `slots` lends of its channel are not yet returned, so that a transport that can't show the peer that memory always has room for
+ * a copy.
  *
  * ASYNCHRONY.  From READY until the WAIT that covers it, the granted memory belongs to the sender: the receiver may neither
- * read nor write it.  From PUT until the FLUSH that covers it, the source must not be written.  At the end of a plan every
- * grant is waited for and every put flushed, so two operations back to back are as safe as one.
+ * read nor write it.  From PUT or LEND until the FLUSH that covers it, the source must not be written (puts on mapped channels and lends
+ * of a copy excepted: their sources are free when the step is done).  FLUSH covers a lend when the receiver has returned it; it may read
+ * BORROWED from the WAIT to the RETURN.  At the end of a plan every grant is waited for, every put flushed, and every lend waited for, returned
+ * and, if not of a copy, flushed, so two operations back to back are as safe as one.
  *
  * PARTIAL SUMS.  In allreduce and reduce_scatter a chunk is one rank's input as it was given, or a partial sum, or final: every rank's
  * input, in the caller's type.  An operand says by `partial` whether it is a partial sum; left alone, it is none.  What a step makes: REDUCE, COPY
@@ -62,7 +70,10 @@ enum plan_step_kind {
 	PLAN_READY,  /* receiver: grant `destination` (SCRATCH or OUTPUT) to the sender of channel */
 	PLAN_PUT,    /* sender: take the next grant, write the sources' reduction there, with `keep` also to `destination`, then signal;
 			blocks only for the grant */
-	PLAN_FLUSH,  /* sender: wait until at most `count` puts of channel are not yet flushed */
+	PLAN_FLUSH,  /* sender: wait until at most `count` puts (mapped channel: lends) of channel are not yet flushed */
+	PLAN_LEND,   /* sender on a mapped channel: let the receiver read the source (INPUT or OUTPUT) where it lies, with `copied` a copy of it;
+			then signal; blocks only while `slots` lends are out */
+	PLAN_RETURN, /* receiver: give back the oldest lend that was waited for and not yet returned */
 	PLAN_WAIT,   /* receiver: wait for the channel's next signal */
 	PLAN_REDUCE, /* destination = reduction of sources[0..source_count), in that order; destination may be a source */
 	PLAN_COPY,   /* destination = source[0] */
@@ -70,10 +81,10 @@ enum plan_step_kind {
 	PLAN_END,
 };
 
-enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH, PLAN_WORK };
+enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH, PLAN_WORK, PLAN_BORROWED };
 
 #define PLAN_MAX_DEPTH 3
-#define PLAN_MAX_SOURCES 4
+#define PLAN_MAX_SOURCES 16
 
 /* base + v[0] * outermost loop's variable + v[1] * next + v[2] * next; a loop's variable counts 0, 1, 2, ... */
 struct plan_affine {
@@ -89,10 +100,10 @@ struct plan_position {
 
 struct plan_operand {
 	enum plan_space space;
-	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
+	uint16_t channel;           /* SCRATCH, BORROWED: whose slots or lends (an incoming channel of this rank) */
 	uint16_t layer;             /* INPUT in allreduce_ordered: which of the rank's roots */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
-	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots; WORK: modulo its `work` slots */
+	struct plan_affine slot;    /* SCRATCH: which slot; BORROWED: which lend; both modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
 	struct plan_affine partial; /* only in reductions, and in INPUT only in ordered ones: holds a partial sum when this is positive, else not */
@@ -100,13 +111,14 @@ struct plan_operand {
 
 struct plan_step {
 	enum plan_step_kind kind;
-	uint16_t channel;                              /* READY, PUT, FLUSH, WAIT: index into plan.channels */
-	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY: 1 */
+	uint16_t channel;                              /* up to WAIT: index into plan.channels */
+	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY, LEND: 1 */
 	bool keep;                                     /* PUT on a mapped channel: store to destination too */
-	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts that may be pending */
+	bool copied;                                   /* LEND: of a copy */
+	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts or lends that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
-	uint32_t sources;                              /* PUT, REDUCE, COPY: index of the first of source_count operands */
+	uint32_t sources;                              /* PUT, REDUCE, COPY, LEND: index of the first of source_count operands */
 };
 
 struct plan_channel {
@@ -186,6 +198,10 @@ enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **pl
 /* All-gather in ceil(lg p) rounds (Bruck), and barrier, which is one of nothing, for few bytes.  slots >= 2. */
 enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **plan);
 
+/* Direct: every rank reads the others' memory; all channels mapped, at most PLAN_DIRECT_RANKS ranks, else ST_ERR_USAGE. For all collectives. slots >= 1. */
+#define PLAN_DIRECT_RANKS 16
+enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **plan);
+
 /* Ordered all-reduce: gathers what neighbours hold of a subtree, then recursive halving, nearest ranks first.  The channels depend on the numbers of
  * ranks and of leaves.  slots >= 1. */
 enum st_status plan_build_ordered(const struct plan_shape *shape, struct plan **plan);
@@ -218,7 +234,7 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 
-/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY) makes is one. */
+/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY, LEND) makes is one. */
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
 
@@ -236,7 +252,9 @@ enum st_status plan_check(const struct plan *plan);
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);
- *   - at the end every OUTPUT chunk holds each required input exactly once, every grant is waited for, every put flushed.
+ *   - nothing lent is written before the flush that covers it, nothing borrowed read before it was waited for or after it was returned;
+ *   - at the end every OUTPUT chunk holds each required input exactly once, every grant is waited for, every put flushed, every lend waited for,
+ *     returned and flushed.
  * All of these are judged in the program order of the rank that owns the memory, so the order in which the symbolic run happens to
  * visit ranks does not matter.  Runs the plans `repeats` times back to back on the same channels.
  */

@@ -231,6 +231,26 @@ struct plan_step *build_wait(struct build *build, uint16_t channel)
 	return add(build, PLAN_WAIT, channel);
 }
 
+struct plan_step *build_lend(struct build *build, uint16_t channel, struct plan_operand source, bool copied)
+{
+	struct plan_step *step = add(build, PLAN_LEND, channel);
+	step->copied = copied;
+	build_source(build, step, source);
+	return step;
+}
+
+struct plan_step *build_return(struct build *build, uint16_t channel)
+{
+	return add(build, PLAN_RETURN, channel);
+}
+
+struct plan_step *build_flush_lends(struct build *build, uint16_t channel, uint64_t pending)
+{
+	struct plan_step *step = add(build, PLAN_FLUSH, channel);
+	step->count = pending;
+	return step;
+}
+
 struct plan_step *build_flush(struct build *build, uint16_t channel, int64_t pending)
 {
 	if (build_is_mapped(build, channel))

@@ -2,18 +2,22 @@
 
 #define TYPICAL_CHUNK 131072.0 /* bytes */
 
+/* Ordered sums have a plan of their own. */
+#define EVERY_COLLECTIVE ((1u << (PLAN_BARRIER + 1)) - 1)
+
 static const struct {
 	const char *name;
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
 	unsigned collectives;
 } algorithms[PLAN_ALGORITHMS] = {
-	[PLAN_RING] = {"ring", plan_build_ring, (1u << (PLAN_BARRIER + 1)) - 1},
+	[PLAN_RING] = {"ring", plan_build_ring, EVERY_COLLECTIVE},
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 	[PLAN_BRUCK] = {"bruck", plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
 	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
 	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
+	[PLAN_DIRECT] = {"direct", plan_build_direct, EVERY_COLLECTIVE},
 };
 
 const struct plan_machine plan_machine_default = {
@@ -34,7 +38,7 @@ bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective coll
 
 bool plan_algorithm_has_wide(enum plan_algorithm algorithm)
 {
-	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE;
+	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE || algorithm == PLAN_DIRECT;
 }
 
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)
@@ -144,6 +148,21 @@ static double price_torus(double bytes, const struct plan_layout *layout, const 
 	return price_grid(columns, layout->size / columns, local_rows, layout->nodes > 1 ? layout->per_node : 1, bytes, layout, machine);
 }
 
+/* What one rank reads of the others, and how often it waits for them. A lend to one more rank costs little beside the first one. */
+static double price_direct(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	const double p = layout->size, others = (p - 1) / p * bytes, round = machine->local.alpha * (1 + (p - 2) / 4);
+	switch (collective) {
+	case PLAN_ALLREDUCE: return 2 * round + others * (machine->local.beta + machine->gamma);
+	case PLAN_REDUCE_SCATTER: return round + others * machine->gamma;
+	case PLAN_ALL_GATHER:
+	case PLAN_BARRIER: return round + others * machine->local.beta;
+	case PLAN_BROADCAST:
+	case PLAN_ALLREDUCE_ORDERED: break;
+	}
+	return round + bytes * machine->local.beta;
+}
+
 double plan_price(enum plan_algorithm algorithm, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
 		  const struct plan_machine *machine)
 {
@@ -154,6 +173,7 @@ double plan_price(enum plan_algorithm algorithm, enum plan_collective collective
 	case PLAN_BRUCK: return price_bruck((double)bytes, layout, machine);
 	case PLAN_HIERARCHICAL: return price_hierarchical((double)bytes, layout, machine);
 	case PLAN_TORUS: return price_torus((double)bytes, layout, machine);
+	case PLAN_DIRECT: return price_direct(collective, (double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);
 	}
 }

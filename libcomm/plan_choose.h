@@ -9,7 +9,7 @@
 
 #include "plan.h"
 
-enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_BRUCK, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_ALGORITHMS };
+enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_BRUCK, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_DIRECT, PLAN_ALGORITHMS };
 
 /* "ring", ... */
 const char *plan_algorithm_name(enum plan_algorithm algorithm);

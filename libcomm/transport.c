@@ -24,6 +24,9 @@ void transport_signature_print(const struct transport_signature *signature, char
 	else if (signature->collective == PLAN_BROADCAST)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s from rank %" PRIu32, name, signature->sequence,
 			 signature->count, type, signature->root);
+	else if (signature->fused)
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s, %s, fused from %u operations, lengths 0x%08" PRIx32, name,
+			 signature->sequence, signature->count, type, comm_op_name((enum comm_op)signature->op), signature->fused, signature->root);
 	else
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s%s%s%s", name, signature->sequence, signature->count, type,
 			 shards, reduces ? ", " : "", reduces ? comm_op_name((enum comm_op)signature->op) : "");
