@@ -11,9 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define LEAVES_MOST INT32_MAX
-/* More roots than any range has: at most 30 that grow from its start and 30 that shrink to its end, and one more while leaves are added. */
-#define LEAVES_ROOTS_MOST 62
+#define LEAVES_MOST (1 << 24)
+/* At least the roots of any range: at most 23 that grow from its start and 23 that shrink to its end, and one more while leaves are added. */
+#define LEAVES_ROOTS_MOST 48
 
 /* The leaves first .. end - 1. */
 struct leaf_range {

@@ -113,8 +113,8 @@ struct plan_step {
 	enum plan_step_kind kind;
 	uint16_t channel;                              /* up to WAIT: index into plan.channels */
 	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY, LEND: 1 */
-	bool keep;                                     /* PUT on a mapped channel: store to destination too */
-	bool copied;                                   /* LEND: of a copy */
+	bool keep : 1;                                 /* PUT on a mapped channel: store to destination too */
+	bool copied : 1;                               /* LEND: of a copy */
 	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts or lends that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */

@@ -234,14 +234,20 @@ static struct plan_affine while_units(const struct ordered *ordered, uint32_t ah
 static void grant_roots(struct ordered *ordered, const struct sender *sender)
 {
 	struct build *build = &ordered->build;
+	struct plan_operand operand = root_slot(ordered, sender, 0);
 	if (!sender->ahead) {
-		for (uint32_t put = 0; put < build->plan->slots; put++)
-			build_ready(build, sender->in, root_slot(ordered, sender, put));
+		operand.slot.v[0] = 1;
+		operand.block.first.v[0] = 0;
+		build_loop(build, build->plan->slots);
+		build_ready(build, sender->in, operand);
+		build_end(build);
 		return;
 	}
+	operand.slot.v[1] = 1;
 	build_loop(build, sender->ahead);
-	for (uint32_t put = 0; put < sender->roots; put++)
-		build_ready(build, sender->in, root_slot(ordered, sender, put));
+	build_loop(build, sender->roots);
+	build_ready(build, sender->in, operand);
+	build_end(build);
 	build_end(build);
 }
 

@@ -105,8 +105,8 @@ int main(void)
 	REQUIRE(leaves_of_rank(most, 1 << 20, (1 << 20) - 1).end == most);
 	REQUIRE(leaves_rank_of(most, 1 << 20, most - 1) == (1 << 20) - 1 && leaves_rank_of(most, 1 << 20, 0) == 0);
 	REQUIRE(leaves_roots(most, (struct leaf_range){0, most}, NULL) == 1);
-	REQUIRE(leaves_roots(most, (struct leaf_range){1, most}, NULL) == 31);
-	REQUIRE(leaves_roots(most, (struct leaf_range){1, most - 1}, NULL) <= LEAVES_ROOTS_MOST);
-	REQUIRE(leaves_are_siblings(most, (struct leaf_range){0, 1u << 30}, (struct leaf_range){1u << 30, most}));
+	REQUIRE(leaves_roots(most, (struct leaf_range){1, most}, NULL) == 24);
+	REQUIRE(leaves_roots(most, (struct leaf_range){1, most - 1}, NULL) == 46 && leaves_held(most, (struct leaf_range){1, most - 1}) <= LEAVES_ROOTS_MOST);
+	REQUIRE(leaves_are_siblings(most, (struct leaf_range){0, 1u << 23}, (struct leaf_range){1u << 23, most}));
 	return 0;
 }

@@ -143,7 +143,7 @@ static void a_large_job(void)
 	for (uint32_t n = 0; n < 4000; n++) {
 		uint32_t size = SIZE - draw(2) * draw(SIZE / 2);
 		const struct links links = {n % 4, 8};
-		const uint32_t leaves[] = {size, 3 * size + 5, size * (1 + draw(64)), 1 + draw(size), 1000 * size + 7, 1 + draw(INT32_MAX)};
+		const uint32_t leaves[] = {size, 3 * size + 5, size * (1 + draw(64)), 1 + draw(size), 100 * size + 7, 1 + draw(LEAVES_MOST)};
 		struct plan_shape shape = {.collective = PLAN_ALLREDUCE_ORDERED, .size = size, .rank = draw(size), .slots = 1 + draw(8),
 					   .chunk_elements = 32768, .elements = (uint64_t)1 << draw(34), .in_place = draw(2), .mapped = is_mapped,
 					   .mapped_context = &links, .leaves = leaves[draw(6)]};
@@ -192,8 +192,8 @@ static void what_makes_no_sense_is_refused(void)
 	struct plan_shape shape = {.collective = PLAN_ALLREDUCE_ORDERED, .size = 4, .slots = 1, .elements = 8, .chunk_elements = 4};
 	struct plan *plan = NULL;
 	REQUIRE(plan_build_ordered(&shape, &plan) == ST_ERR_USAGE && strstr(st_message(), "0 leaves"));
-	shape.leaves = UINT32_C(1) << 31;
-	REQUIRE(plan_build_ordered(&shape, &plan) == ST_ERR_USAGE && strstr(st_message(), "2147483648 leaves"));
+	shape.leaves = LEAVES_MOST + 1;
+	REQUIRE(plan_build_ordered(&shape, &plan) == ST_ERR_USAGE && strstr(st_message(), "16777217 leaves"));
 	shape.leaves = 4;
 	shape.collective = PLAN_ALLREDUCE;
 	REQUIRE(plan_build_ordered(&shape, &plan) == ST_ERR_USAGE && strstr(st_message(), "allreduce"));
