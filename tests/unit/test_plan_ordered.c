@@ -76,7 +76,7 @@ static void prove(struct plan_shape shape, struct links links, unsigned repeats)
 	free(plans);
 }
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 enum { MOST_RANKS = 16, LARGE_WORLDS = 1 };
 #else
 enum { MOST_RANKS = 64, LARGE_WORLDS = 4 };
