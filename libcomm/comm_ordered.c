@@ -29,7 +29,7 @@ static enum st_status compare(struct comm *comm, uint32_t total)
 	uint32_t *totals = malloc(comm->size * sizeof *totals), other = 0;
 	if (!totals)
 		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
-	enum st_status status = control_all_gather(comm->control, &total, sizeof total, totals, comm->options.arrival_timeout_ms);
+	enum st_status status = comm_collect(comm, &total, sizeof total, totals);
 	while (status == ST_OK && other < comm->size && totals[other] == totals[0])
 		other++;
 	if (status == ST_OK && other < comm->size)
@@ -67,7 +67,6 @@ enum st_status comm_leaves_open(struct comm *comm, uint32_t total, struct comm_l
 {
 	if (!total || total > COMM_MAX_LEAVES)
 		return st_fail(ST_ERR_USAGE, "comm_leaves_open: %" PRIu32 " leaves, expected 1 to %u", total, COMM_MAX_LEAVES);
-	ST_TRY(comm_failure(comm));
 	ST_TRY(compare(comm, total));
 	if (!is_open(comm, total))
 		ST_TRY(open_links(comm, total));
