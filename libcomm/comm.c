@@ -11,6 +11,7 @@
 #include "bootstrap.h"
 #include "comm_links.h"
 #include "common/clock.h"
+#include "recorder.h"
 #include "transport.h"
 
 /* From here on results are written past the caches, which they would flush, except where they lie in the input's own cache lines. */
@@ -143,11 +144,14 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 	if (status == ST_OK)
 		status = agree(comm);
 	if (status == ST_OK) {
+		comm_recorder_open(comm);
 		struct engine_options engine = {
 			.rank = comm->rank,
 			.host = comm_host(comm, comm->rank),
 			.control = comm->control,
+			.recorder = comm->recorder,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
+			.stall_timeout_ms = options.stall_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
 			.lanes = comm->options.lanes,
@@ -201,10 +205,12 @@ void comm_free(struct comm *comm)
 	if (!comm)
 		return;
 	engine_stop_thread(comm->engine);
+	comm_recorder_judge(comm);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
 	control_close(comm->control);
 	engine_free(comm->engine);
+	recorder_close(comm->recorder);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
 		engine_unbind(comm->plans[i].bound);
 	while (comm->memory)
@@ -462,6 +468,7 @@ enum st_status comm_progress(struct comm *comm)
 {
 	engine_lock(comm->engine);
 	enum st_status status = engine_progress(comm->engine);
+	recorder_leave(comm->recorder, false);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -472,6 +479,7 @@ enum st_status comm_test(struct comm *comm, struct comm_request **request)
 	enum st_status status = comm_group_check(comm, *request, "comm_test");
 	if (status == ST_OK)
 		status = engine_test(comm->engine, request);
+	recorder_leave(comm->recorder, false);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -480,8 +488,10 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 {
 	engine_lock(comm->engine);
 	enum st_status status = comm_group_check(comm, *request, "comm_wait");
+	recorder_enter(comm->recorder);
 	if (status == ST_OK)
 		status = engine_wait(comm->engine, request);
+	recorder_leave(comm->recorder, true);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -502,13 +512,19 @@ static enum st_status failure(struct comm *comm)
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
 	ST_TRY(failure(comm));
-	return control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_enter_decision(comm->recorder);
+	enum st_status status = control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_leave_decision(comm->recorder);
+	return status;
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
 	ST_TRY(failure(comm));
-	return control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_enter_decision(comm->recorder);
+	enum st_status status = control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_leave_decision(comm->recorder);
+	return status;
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)

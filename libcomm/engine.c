@@ -7,9 +7,12 @@
 #include <string.h>
 
 #include "control.h"
+#include "recorder.h"
 
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
+/* And so often asks their hosts for a sign of life. */
+#define CHECK_NS (500 * ST_NS_PER_MS)
 
 void engine_release_plan(struct engine_plan *bound)
 {
@@ -219,7 +222,9 @@ static void start(struct lane *lane)
 	/* A reduction in place has just read the lines that it writes. */
 	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
-	lane->counting = lane->announced = lane->second_chance = false;
+	lane->counting = lane->announced = lane->second_chance = lane->recorded = false;
+	lane->started_moves = lane->moves;
+	recorder_start(engine->options.recorder, &request->signature, plan, request->bound->lane);
 	if (request->members) {
 		request->input = request->output = lane->staging;
 		copy_members(lane, request, true);
@@ -249,6 +254,7 @@ static void finish_first(struct lane *lane, enum st_status status)
 	lane->first = request->next;
 	if (!lane->first)
 		lane->last = NULL;
+	recorder_finish(engine->options.recorder, request->signature.sequence, status == ST_OK);
 	engine_release_plan(request->bound);
 	request->bound = NULL;
 	if (request->members) {
@@ -316,15 +322,32 @@ enum st_status engine_failure(const struct engine *engine)
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
 }
 
+/* The lane's first request has waited long, or fails where it waits: the flight recorder shall say for whom, and that this rank still looks. */
+static void record_wait(struct lane *lane)
+{
+	struct recorder *recorder = lane->engine->options.recorder;
+	if (lane->recorded)
+		recorder_look(recorder);
+	else
+		recorder_wait(recorder, lane->first->signature.sequence, lane->first->bound->plan, lane->at, lane->moves - lane->started_moves,
+			      lane->still_since);
+	lane->recorded = true;
+}
+
 enum st_status engine_fail_all(struct engine *engine, enum st_status status)
 {
 	if (engine->failed == ST_OK) {
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
+		recorder_fail(engine->options.recorder, engine->why);
 	}
-	for (unsigned l = 0; l < engine->options.lanes; l++)
-		while (engine->lanes[l].first)
-			finish_first(&engine->lanes[l], ST_ERR_ABORTED);
+	for (unsigned l = 0; l < engine->options.lanes; l++) {
+		struct lane *lane = &engine->lanes[l];
+		if (lane->first && lane->first->started && lane->blocked)
+			record_wait(lane);
+		while (lane->first)
+			finish_first(lane, ST_ERR_ABORTED);
+	}
 	/* Members of operations that were not submitted yet. */
 	for (struct comm_request *request = engine->made; request; request = request->made)
 		if (request->waits_for_group) {
@@ -406,7 +429,7 @@ static enum st_status check_other_lanes(struct lane *lane)
 	for (size_t i = 0; i < engine->link_count; i++) {
 		struct link *link = engine->links[i];
 		struct transport_signature theirs;
-		char my_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT];
+		char my_text[TRANSPORT_SIGNATURE_TEXT + 32], their_text[TRANSPORT_SIGNATURE_TEXT + 32], both[TRANSPORT_DISAGREEMENT_TEXT];
 		if (link->ends.peer != ends->peer || link->lane == own)
 			continue;
 		/* A transport looks at a link that is not in use only now and then.  A failure stays there for who needs the link. */
@@ -416,10 +439,53 @@ static enum st_status check_other_lanes(struct lane *lane)
 			continue;
 		transport_signature_print(mine, my_text);
 		transport_signature_print(&theirs, their_text);
-		st_fail(ST_ERR_MISMATCH,
-			"ranks disagree: rank %" PRIu32 " on %s calls %s with priority %u, rank %" PRIu32 " on %s calls %s with priority %u", ends->rank,
-			ends->host, my_text, own, ends->peer, ends->peer_host, their_text, link->lane);
+		snprintf(my_text + strlen(my_text), sizeof my_text - strlen(my_text), " with priority %u", own);
+		snprintf(their_text + strlen(their_text), sizeof their_text - strlen(their_text), " with priority %u", link->lane);
+		transport_disagreement(ends, my_text, their_text, both);
+		st_fail(ST_ERR_MISMATCH, "ranks disagree: %s", both);
 		return link_failed(lane, lane->blocked, ST_ERR_MISMATCH);
+	}
+	return ST_OK;
+}
+
+/* Tells every peer of the lane, also those whom this operation has nothing to do with: to one that calls another operation it may look otherwise. */
+static void announce(struct lane *lane)
+{
+	const struct engine *engine = lane->engine;
+	const struct engine_plan *bound = lane->first->bound;
+	for (size_t i = 0; i < engine->link_count; i++) {
+		struct link *link = engine->links[i];
+		bool used = false;
+		if (link->lane != bound->lane || link->broken != ST_OK)
+			continue;
+		for (uint32_t k = 0; k < bound->distinct_count; k++)
+			used |= bound->distinct[k] == link;
+		if (!used)
+			link->ops->enter(link, &lane->first->signature);
+		link->ops->announce(link);
+	}
+}
+
+/* Of a rank that has waited for a while: do the links live, and does the peer that it waits for call the same? */
+static enum st_status check_peers(struct lane *lane)
+{
+	const struct engine_plan *bound = lane->first->bound;
+	const int64_t silence_ms = lane->engine->options.stall_timeout_ms;
+	struct link *blocked = lane->blocked;
+	struct transport_signature theirs;
+	const struct transport_signature *mine = &lane->first->signature;
+	if (blocked->broken == ST_OK && blocked->ops->heard(blocked, &theirs) && theirs.sequence == mine->sequence && memcmp(&theirs, mine, sizeof theirs)) {
+		enum st_status status = transport_mismatch(blocked, &theirs, true, 0, 0);
+		return link_failed(lane, blocked, status);
+	}
+	if (!silence_ms || st_now_ns() - lane->checked < CHECK_NS)
+		return ST_OK;
+	lane->checked = st_now_ns();
+	for (uint32_t i = 0; i < bound->distinct_count; i++) {
+		struct link *link = bound->distinct[i];
+		enum st_status status = link->ops->check && link->broken == ST_OK ? link->ops->check(link, silence_ms) : ST_OK;
+		if (status != ST_OK)
+			return link_failed(lane, link, status);
 	}
 	return ST_OK;
 }
@@ -430,6 +496,9 @@ static enum st_status check_lane(struct lane *lane)
 	if (!link)
 		return ST_OK;
 	if (!lane->counting || lane->still_moves != lane->moves) {
+		if (lane->recorded)
+			recorder_moved(lane->engine->options.recorder, lane->first->signature.sequence);
+		lane->recorded = false;
 		lane->counting = true;
 		lane->still_moves = lane->moves;
 		lane->still_since = st_now_ns();
@@ -439,12 +508,15 @@ static enum st_status check_lane(struct lane *lane)
 	}
 	if (!lane->still_since)
 		lane->still_since = st_now_ns();
-	bool late_now = st_deadline_expired(&lane->arrival);
-	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
+	bool late_now = st_deadline_expired(&lane->arrival), long_now = late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS;
+	if (lane->recorded || long_now)
+		record_wait(lane);
+	if (!lane->announced && long_now) {
 		lane->announced = true;
-		for (uint32_t i = 0; i < lane->first->bound->distinct_count; i++)
-			lane->first->bound->distinct[i]->ops->announce(lane->first->bound->distinct[i]);
+		announce(lane);
 	}
+	if (lane->announced)
+		ST_TRY(check_peers(lane));
 	if (lane->announced && lane->engine->options.lanes > 1)
 		ST_TRY(check_other_lanes(lane));
 	if (!late_now)
@@ -602,6 +674,7 @@ static void issue(struct engine *engine, struct engine_plan *bound, bool owned, 
 	else
 		lane->first = request;
 	lane->last = request;
+	recorder_issue(engine->options.recorder, &signature, bound->plan, bound->lane);
 	if (lane->first == request)
 		run_all(engine);
 }

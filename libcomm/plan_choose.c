@@ -42,7 +42,9 @@ enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape
 {
 	if ((unsigned)algorithm >= PLAN_ALGORITHMS)
 		return st_fail(ST_ERR_USAGE, "no algorithm %d", (int)algorithm);
-	return algorithms[algorithm].build(shape, plan);
+	ST_TRY(algorithms[algorithm].build(shape, plan));
+	(*plan)->algorithm = (uint8_t)(1 + algorithm);
+	return ST_OK;
 }
 
 /* Ranks differ in bit s: a local link while 2^s ranks fit into a node. Remote messages share the node's one wire. */
