@@ -67,11 +67,36 @@ static enum st_status agree(struct comm *comm)
 	return comm_options_check(&comm->options);
 }
 
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	const struct comm *comm = context;
+	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
+	return link && link->ops->mapped;
+}
+
+/* Whether every rank maps every other one's memory: one pair that can't, and none of them may take the algorithm that needs it. */
+static enum st_status all_mapped(const struct comm *comm, bool *mapped)
+{
+	uint8_t mine = 1, *all = malloc(comm->size);
+	if (!all)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	for (uint32_t peer = 0; peer < comm->size; peer++)
+		mine &= peer == comm->rank || is_mapped(comm, comm->rank, peer);
+	enum st_status status = control_all_gather(comm->control, &mine, sizeof mine, all, comm->options.startup_timeout_ms);
+	*mapped = true;
+	for (uint32_t r = 0; r < comm->size && status == ST_OK; r++)
+		*mapped &= all[r] == 1;
+	free(all);
+	return status;
+}
+
 /* The algorithms to choose from, and the links for them. */
 static enum st_status open_links(struct comm *comm)
 {
 	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
 	ST_TRY(find_places(comm));
+	if (comm->size == 1 || comm->size > PLAN_DIRECT_RANKS || comm->layout.nodes > 1 || !(comm->options.transports & COMM_TRANSPORT_SHM))
+		comm->algorithms &= ~(1u << PLAN_DIRECT);
 	const struct comm_links_options links = {
 		.control = comm->control,
 		.engine = comm->engine,
@@ -84,7 +109,13 @@ static enum st_status open_links(struct comm *comm)
 		.timeout_ms = comm->options.startup_timeout_ms,
 	};
 	ST_TRY(comm_links_room(&links));
-	return comm_links_open(&links);
+	ST_TRY(comm_links_open(&links));
+	bool mapped = true;
+	if (comm->algorithms >> PLAN_DIRECT & 1)
+		ST_TRY(all_mapped(comm, &mapped));
+	if (!mapped)
+		comm->algorithms &= ~(1u << PLAN_DIRECT);
+	return ST_OK;
 }
 
 /* More ranks here than cores this process may use: whoever waits must give way at once. */
@@ -210,6 +241,7 @@ void comm_free(struct comm *comm)
 	 * hosts that control owns, but closing them says nothing. */
 	control_close(comm->control);
 	engine_free(comm->engine);
+	comm->engine = NULL;
 	recorder_close(comm->recorder);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
 		engine_unbind(comm->plans[i].bound);
@@ -310,13 +342,6 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
 	return ST_OK;
-}
-
-static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
-{
-	const struct comm *comm = context;
-	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
-	return link && link->ops->mapped;
 }
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)

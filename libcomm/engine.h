@@ -47,6 +47,10 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 /* Lane 0's link to a peer; NULL when there is none. */
 const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index);
 
+/* Memory that links may let local peers map (see transport.h), borrowed until it is removed, while no operation uses it. ST_ERR_NOMEM. */
+enum st_status engine_add_memory(struct engine *engine, const void *address, size_t bytes, int fd);
+void engine_remove_memory(struct engine *engine, const void *address);
+
 /* A plan with its channels bound to this engine's links in one lane; may be run any number of times. */
 struct engine_plan;
 /* Takes the plan, also on failure. ST_ERR_INTERNAL: malformed, or a channel without link, or mapped where the link is not. */

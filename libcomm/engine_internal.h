@@ -78,6 +78,7 @@ struct engine {
 	struct engine_options options; /* lanes: at least 1 */
 	struct link **links;
 	size_t link_count;
+	struct transport_memory memory;    /* that links may lend from */
 	struct comm_request *made, *spare;
 	uint64_t sequence;
 	struct lane lanes[COMM_MAX_LANES]; /* (options.lanes) the last one goes first */
