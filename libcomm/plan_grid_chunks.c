@@ -626,8 +626,8 @@ enum st_status grid_chunks_build(struct build *build, const char *name, const st
 		made->row_starts = grid->starts;
 		made->rows = grid->rows;
 		made->row_width = (uint32_t)width;
-		made->layers = (uint32_t)layers;
-		made->layer_stride = grid->columns;
+		made->row_layers = (uint32_t)layers;
+		made->row_stride = grid->columns;
 	}
 	open_channels(&chunks);
 	if (sends) {
