@@ -529,7 +529,9 @@ static void options_are_checked(void)
 		const char *name, *value;
 	} bad[] = {{"SYNCTRAIN_ALGORITHM", "nccl"},      {"SYNCTRAIN_TRANSPORT", "verbs"}, {"SYNCTRAIN_TRANSPORT", "shm+"},
 		   {"SYNCTRAIN_TIMEOUT_MS", "-1"},       {"SYNCTRAIN_TIMEOUT_MS", "1x"},   {"SYNCTRAIN_ARRIVAL_TIMEOUT_MS", "0"},
-		   {"SYNCTRAIN_CHUNK_BYTES", "1000000000000000000000"}, {"SYNCTRAIN_ACCUMULATE", "f16"}};
+		   {"SYNCTRAIN_CHUNK_BYTES", "1000000000000000000000"}, {"SYNCTRAIN_ACCUMULATE", "f16"},
+		   {"SYNCTRAIN_LANES", "0"},             {"SYNCTRAIN_LANES", "5"},         {"SYNCTRAIN_FUSION_BYTES", "-1"},
+		   {"SYNCTRAIN_PROGRESS", "yes"}};
 	struct comm_options options;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		setenv(bad[i].name, bad[i].value, 1);
@@ -540,7 +542,16 @@ static void options_are_checked(void)
 	setenv("SYNCTRAIN_TRANSPORT", "tcp+shm", 1);
 	setenv("SYNCTRAIN_CHUNK_BYTES", "4096", 1);
 	REQUIRE(comm_options_init(&options) == ST_OK && options.transports == 3 && options.chunk_bytes == 4096);
-	REQUIRE(options.accumulate == COMM_ACCUMULATE_F32);
+	REQUIRE(options.accumulate == COMM_ACCUMULATE_F32 && options.lanes == 2 && options.fusion_bytes && !options.progress_thread);
+	setenv("SYNCTRAIN_LANES", "4", 1);
+	setenv("SYNCTRAIN_FUSION_BYTES", "0", 1);
+	setenv("SYNCTRAIN_PROGRESS", "thread", 1);
+	REQUIRE(comm_options_init(&options) == ST_OK && options.lanes == 4 && !options.fusion_bytes && options.progress_thread);
+	setenv("SYNCTRAIN_PROGRESS", "caller", 1);
+	REQUIRE(comm_options_init(&options) == ST_OK && !options.progress_thread);
+	unsetenv("SYNCTRAIN_LANES");
+	unsetenv("SYNCTRAIN_FUSION_BYTES");
+	unsetenv("SYNCTRAIN_PROGRESS");
 	setenv("SYNCTRAIN_ACCUMULATE", "wire", 1);
 	REQUIRE(comm_options_init(&options) == ST_OK && options.accumulate == COMM_ACCUMULATE_WIRE);
 	unsetenv("SYNCTRAIN_ACCUMULATE");
