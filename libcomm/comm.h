@@ -37,9 +37,10 @@ enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX };
 enum comm_accumulate { COMM_ACCUMULATE_F32, COMM_ACCUMULATE_WIRE };
 /* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
  * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
- * TORUS is never chosen by AUTO: it suits machines that are wired so. */
+ * TORUS is never chosen by AUTO: it suits machines that are wired so.  DIRECT: ranks read each other's memory; for all collectives of up to 16 ranks
+ * of one node that share memory.  On a job of several nodes, or more ranks, it means the ring. */
 enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHM_TREE, COMM_ALGORITHM_HIERARCHICAL,
-		      COMM_ALGORITHM_TORUS, COMM_ALGORITHMS };
+		      COMM_ALGORITHM_TORUS, COMM_ALGORITHM_DIRECT, COMM_ALGORITHMS };
 enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */
 
 #define COMM_MAX_LANES 4
@@ -85,7 +86,8 @@ uint32_t comm_local_size(const struct comm *comm);
 const char *comm_host(const struct comm *comm, uint32_t rank);  /* node name of a rank; valid while comm lives */
 const char *comm_job(const struct comm *comm);                   /* "job.step.restart", or "local" */
 
-/* Page-aligned memory that local peers can map: collectives on it save copies. Freed by comm_memory_free or comm_free. */
+/* Page-aligned memory that local peers can map: DIRECT reads it where it is, where others' memory is copied once more.  For this communicator's
+ * collectives.  Freed by comm_memory_free, not before the operations on it are done, or by comm_free. */
 enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory);
 void comm_memory_free(struct comm *comm, void *memory);
 
@@ -137,6 +139,47 @@ enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enu
 			      struct comm_request **request);
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request);
 
+/*
+ * Ordered sums: the same bits however many ranks there are, wherever they run, and whatever algorithm, transport and chunks they use.
+ *
+ * What is summed are `total` leaves, 0 .. M-1, for instance the gradients of a global batch's micro-batches.  They are added in one fixed binary tree: a
+ * node is an aligned range of 2^k leaves, cut off at M, and the sum of its two halves, left and right; with nothing right, it is the left one.  The
+ * ranks share the leaves in order: rank r of n has those from floor(r M / n) up to floor((r + 1) M / n), which may be none.  It adds up
+ * what it can, and brings the rest: the sums of the largest nodes that lie within its leaves, its roots, each a layer of `count` elements.
+ *
+ *	for (uint32_t leaf = leaves.first; leaf < leaves.end; leaf++) {
+ *		unsigned sums, layer = comm_leaf_place(&leaves, leaf, &sums);
+ *		... layer number `layer` = the leaf's vector; leaves.held layers have room for all ...
+ *		for (; sums; sums--, layer--)
+ *			... layer number layer - 1 += layer number `layer`, element by element, in the vectors' own type ...
+ *	}
+ *	... layers 0 .. leaves.roots - 1 are the roots ...
+ *
+ * A rank that holds an aligned power of two of the leaves has one root, and then nothing more is sent than in an all-reduce by halving.
+ */
+#define COMM_MAX_LEAVES (1u << 24)
+struct comm_leaves {
+	uint32_t total;
+	uint32_t first, end; /* this rank's: first .. end - 1 */
+	unsigned roots;      /* at most 46 */
+	unsigned held;       /* layers that adding up takes, >= roots; at most 48 */
+};
+
+/* This rank's share of `total` leaves.  Collective, blocks as comm_create: opens the links that sums of so many leaves need.  total 1 to
+ * COMM_MAX_LEAVES, else ST_ERR_USAGE; not the same on all ranks: ST_ERR_MISMATCH, the same text on all, and nothing is changed. */
+enum st_status comm_leaves_open(struct comm *comm, uint32_t total, struct comm_leaves *leaves);
+
+/* The layer into which a leaf of the share goes, and how many times then the last layer is to be added to the last but one, which it leaves. */
+unsigned comm_leaf_place(const struct comm_leaves *leaves, uint32_t leaf, unsigned *sums);
+
+/*
+ * output (count): the sum of all leaves, or that divided once by their number (COMM_AVG), on every rank.  f32 or f64.  roots: the first of leaves->roots
+ * layers of `count` elements, each `stride` (>= count) elements after the one before; NULL when there are none.  output == roots is in place;
+ * other overlaps are not allowed.  leaves: as comm_leaves_open gave them on this communicator, else ST_ERR_USAGE.
+ */
+enum st_status comm_allreduce_ordered(struct comm *comm, const struct comm_leaves *leaves, const void *roots, size_t stride, void *output, size_t count,
+				      enum comm_type type, enum comm_op op, struct comm_request **request);
+
 /* Moves every pending operation on as far as it goes without blocking. ST_OK, or the communicator's failure. */
 enum st_status comm_progress(struct comm *comm);
 
@@ -177,7 +220,7 @@ enum st_status comm_group_begin(struct comm *comm, unsigned priority);
 enum st_status comm_group_end(struct comm *comm);
 
 struct comm_counters {
-	uint64_t shm_puts, shm_bytes; /* sent by this rank through shared memory */
+	uint64_t shm_puts, shm_bytes; /* sent or lent by this rank through shared memory */
 	uint64_t tcp_puts, tcp_bytes; /* and through TCP */
 	uint64_t reduced_bytes;       /* operand bytes read by reductions */
 	uint64_t copied_bytes;

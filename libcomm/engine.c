@@ -56,6 +56,7 @@ void engine_free(struct engine *engine)
 		engine->links[i]->ops->close(engine->links[i]);
 	free(engine->links);
 	free(engine->fds);
+	free(engine->memory.regions);
 	free(engine);
 }
 
@@ -75,7 +76,21 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 	engine->links[engine->link_count++] = link;
 	link->index = index;
 	link->lane = (uint8_t)lane;
+	link->memory = &engine->memory;
 	return ST_OK;
+}
+
+enum st_status engine_add_memory(struct engine *engine, const void *address, size_t bytes, int fd)
+{
+	return transport_memory_add(&engine->memory, address, bytes, fd);
+}
+
+void engine_remove_memory(struct engine *engine, const void *address)
+{
+	uint64_t id = transport_memory_remove(&engine->memory, address);
+	for (size_t i = 0; id && i < engine->link_count; i++)
+		if (engine->links[i]->ops->forget)
+			engine->links[i]->ops->forget(engine->links[i], id);
 }
 
 static struct link *find_link(const struct engine *engine, uint32_t peer, uint16_t index, unsigned lane)
@@ -156,6 +171,9 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, unsigned la
 		else if (made->links[i]->ops->mapped != channel->mapped)
 			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " takes %s for another kind of link",
 					 engine->options.rank, made->links[i]->ops->name);
+		else if (made->links[i]->slots < plan->slots)
+			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " has %" PRIu32 " slots, its link %u", engine->options.rank,
+					 plan->slots, made->links[i]->slots);
 		bool known = false;
 		for (uint32_t k = 0; k < made->distinct_count; k++)
 			known |= made->distinct[k] == made->links[i];
@@ -214,7 +232,7 @@ static void start(struct lane *lane)
 	lane->depth = 0;
 	memset(lane->vars, 0, sizeof lane->vars);
 	const struct plan *plan = request->bound->plan;
-	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || plan->collective == PLAN_ALLREDUCE_ORDERED;
 	const enum comm_type type = (enum comm_type)request->signature.type;
 	const enum comm_op op = (enum comm_op)request->signature.op;
 	lane->finish = reduce_kernel_best(type, op);
@@ -229,8 +247,11 @@ static void start(struct lane *lane)
 		request->input = request->output = lane->staging;
 		copy_members(lane, request, true);
 	}
-	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
-		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
+	for (uint32_t i = 0; i < request->bound->distinct_count; i++) {
+		struct link *link = request->bound->distinct[i];
+		link->given_back_before = link->given_back;
+		link->ops->enter(link, &request->signature);
+	}
 	say_what_is_done(engine);
 }
 
@@ -679,8 +700,8 @@ static void issue(struct engine *engine, struct engine_plan *bound, bool owned, 
 		run_all(engine);
 }
 
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
-			     struct transport_signature signature, struct comm_request **request)
+enum st_status engine_submit_ordered(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, size_t layer_bytes, void *output,
+				     struct transport_signature signature, struct comm_request **request)
 {
 	enum st_status status = engine_failure(engine);
 	struct comm_request *made = NULL;
@@ -694,10 +715,17 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 		return status;
 	}
 	made->input = (char *)(uintptr_t)input;
+	made->layer_bytes = layer_bytes;
 	made->output = output;
 	*request = made;
 	issue(engine, bound, owned, signature, made);
 	return ST_OK;
+}
+
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
+			     struct transport_signature signature, struct comm_request **request)
+{
+	return engine_submit_ordered(engine, bound, owned, input, 0, output, signature, request);
 }
 
 enum st_status engine_make_member(struct engine *engine, const void *input, void *output, size_t bytes, struct comm_request **member)
@@ -780,7 +808,7 @@ void engine_counters(const struct engine *engine, struct comm_counters *counters
 	for (size_t i = 0; i < engine->link_count; i++) {
 		const struct link *link = engine->links[i];
 		if (link->ops->mapped) {
-			counters->shm_puts += link->puts;
+			counters->shm_puts += link->puts + link->lends;
 			counters->shm_bytes += link->put_bytes;
 		} else {
 			counters->tcp_puts += link->puts;

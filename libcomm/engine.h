@@ -47,6 +47,10 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 /* Lane 0's link to a peer; NULL when there is none. */
 const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index);
 
+/* Memory that links may let local peers map (see transport.h), borrowed until it is removed, while no operation uses it. ST_ERR_NOMEM. */
+enum st_status engine_add_memory(struct engine *engine, const void *address, size_t bytes, int fd);
+void engine_remove_memory(struct engine *engine, const void *address);
+
 /* A plan with its channels bound to this engine's links in one lane; may be run any number of times. */
 struct engine_plan;
 /* Takes the plan, also on failure. ST_ERR_INTERNAL: malformed, or a channel without link, or mapped where the link is not. */
@@ -60,6 +64,10 @@ void engine_unbind(struct engine_plan *bound); /* not while it has users; NULL i
  * slots: of elements, or where it is wide (f16 and bf16 only) of f32. */
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request);
+
+/* As engine_submit, for allreduce_ordered: from one layer of the input to the next it is layer_bytes. */
+enum st_status engine_submit_ordered(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, size_t layer_bytes, void *output,
+				     struct transport_signature signature, struct comm_request **request);
 
 /*
  * Fusion: several all-reduces of one type and operation run as one.  A member is a request that does not run yet; it ends with the operation that it

@@ -36,6 +36,7 @@ struct comm_request {
 	struct engine_plan *bound;
 	char *input, *output;
 	size_t bytes; /* a member's */
+	size_t layer_bytes; /* from one layer of the input to the next */
 	size_t element_bytes;
 	struct transport_signature signature;
 	uint64_t group; /* that it was issued in; 0: in none */
@@ -78,6 +79,7 @@ struct engine {
 	struct engine_options options; /* lanes: at least 1 */
 	struct link **links;
 	size_t link_count;
+	struct transport_memory memory;    /* that links may lend from */
 	struct comm_request *made, *spare;
 	uint64_t sequence;
 	struct lane lanes[COMM_MAX_LANES]; /* (options.lanes) the last one goes first */

@@ -13,10 +13,13 @@ void transport_signature_print(const struct transport_signature *signature, char
 {
 	const char *name = plan_collective_name((enum plan_collective)signature->collective);
 	const char *type = comm_type_name((enum comm_type)signature->type);
-	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER;
-	char shards[24] = "";
+	const bool ordered = signature->collective == PLAN_ALLREDUCE_ORDERED;
+	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER || ordered;
+	char shards[32] = "";
 	if ((signature->collective == PLAN_REDUCE_SCATTER || signature->collective == PLAN_ALL_GATHER) && signature->root)
 		snprintf(shards, sizeof shards, " in shards %08" PRIx32, signature->root);
+	if (ordered)
+		snprintf(shards, sizeof shards, " in %" PRIu32 " leaves", signature->root);
 	if (signature->collective == PLAN_BARRIER)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64, name, signature->sequence);
 	else if (signature->collective == PLAN_BROADCAST)
@@ -70,7 +73,7 @@ enum st_status transport_mismatch(struct link *link, const struct transport_sign
 	if (theirs)
 		transport_signature_print(theirs, their_text);
 	transport_disagreement(ends, mine_text, their_text, both);
-	if (!theirs || !memcmp(theirs, &link->entered, sizeof *theirs))
+	if (sent != granted && (!theirs || !memcmp(theirs, &link->entered, sizeof *theirs)))
 		snprintf(bytes, sizeof bytes, " (rank %" PRIu32 " sends %" PRIu64 " bytes where %" PRIu64 " are expected)", peer_sends ? ends->peer : ends->rank, sent,
 			 granted);
 	return transport_break(link, ST_ERR_MISMATCH, "ranks disagree%s: %s%s",
