@@ -257,6 +257,8 @@ enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **p
 	struct build *build = &direct.build;
 	if (shape->size > PLAN_DIRECT_RANKS)
 		return st_fail(ST_ERR_USAGE, "direct plan: %u ranks, expected at most %u", shape->size, PLAN_DIRECT_RANKS);
+	if (shape->collective == PLAN_ALLREDUCE_ORDERED)
+		return st_fail(ST_ERR_USAGE, "direct plan: %s is not one of its collectives", plan_collective_name(shape->collective));
 	const bool few = shape->collective == PLAN_ALLREDUCE && shape->elements <= shape->chunk_elements / ONE_ROUND;
 	const bool whole = few || shape->collective == PLAN_BROADCAST || !shape->size;
 	ST_TRY(build_start(build, "direct", shape, 1, whole ? 1 : shape->size, 1));
