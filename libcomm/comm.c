@@ -488,7 +488,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "", text);
+	control_declare(comm->control, "", text);
 }
 
 static enum st_status failure(struct comm *comm)

@@ -212,13 +212,14 @@ static enum st_status wait_for_children(struct control *control, struct st_deadl
 		return st_fail(ST_ERR_NOMEM, "no memory for %u ranks", control->size);
 	pthread_mutex_lock(&control->lock);
 	for (;;) {
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status != ST_OK || !missing_child(control, 0, &child))
 			break;
 		if (st_deadline_expired(deadline)) {
 			char detail[96];
 			snprintf(detail, sizeof detail, "it did not connect within %.1f s", (double)control->startup_timeout_ms / 1e3);
 			control_abort_locked(control, child, CONTROL_HOW_LATE, "start-up", detail);
+			control_verdict_await(control);
 			continue;
 		}
 		if (!control_wait(control, &probe)) {
@@ -245,7 +246,7 @@ static void tell_children(struct control *control)
 
 	pthread_mutex_lock(&control->lock);
 	/* The culprit itself will not come. */
-	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	if (control->judged)
 		control->met[control->verdict.culprit] = true;
 	while (missing_child(control, 0, &child) && control_wait(control, &deadline))
 		;
@@ -292,6 +293,8 @@ static void destroy(struct control *control)
 	free(control->endpoints);
 	free(control->left);
 	free(control->met);
+	free(control->gone);
+	free(control->inquired);
 	free(control->reach);
 	secret_free(control);
 	pthread_cond_destroy(&control->changed);
@@ -331,7 +334,9 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->left = calloc(control->size, sizeof *control->left);
 	control->reach = calloc(control->size, sizeof *control->reach);
 	control->met = calloc(control->size, sizeof *control->met);
-	bool have = control->left && control->reach && control->met;
+	control->gone = calloc(control->size, sizeof *control->gone);
+	control->inquired = calloc(control->size, sizeof *control->inquired);
+	bool have = control->left && control->reach && control->met && control->gone && control->inquired;
 	for (int i = 0; i < CONTROL_DECISION_SLOTS; i++) {
 		control->decisions[i].ranks = calloc(control->size, sizeof *control->decisions[i].ranks);
 		have = have && control->decisions[i].ranks;
@@ -417,11 +422,12 @@ void control_close(struct control *control)
 	/* A connection that comes from now on hears it too, see control_link_add(). */
 	if (control->world)
 		control->left[control->rank] = true;
-	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	if (!control->judged)
 		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank}, sizeof(struct wire_goodbye), NULL, 0);
 	/* Usually all is out at once; only a neighbour that does not read costs this second. */
 	while (control->thread_started && !control_links_flushed(control) && control_wait(control, &deadline))
 		;
+	control_helpers_end(control);
 	pthread_mutex_unlock(&control->lock);
 	destroy(control);
 }
@@ -484,9 +490,16 @@ enum st_status control_abort(struct control *control, uint32_t culprit, enum con
 
 	pthread_mutex_lock(&control->lock);
 	control_abort_locked(control, culprit < control->size ? culprit : control->rank, how, operation, detail);
-	status = control_verdict(control);
+	status = control_verdict_await(control);
 	pthread_mutex_unlock(&control->lock);
 	return status;
+}
+
+void control_declare(struct control *control, const char *operation, const char *detail)
+{
+	pthread_mutex_lock(&control->lock);
+	control_abort_locked(control, control->rank, CONTROL_HOW_APPLICATION, operation, detail);
+	pthread_mutex_unlock(&control->lock);
 }
 
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail)
@@ -498,13 +511,13 @@ enum st_status control_suspect(struct control *control, uint32_t peer, const cha
 		return st_fail(ST_ERR_USAGE, "seen rank %u of %u", peer, control->size);
 	pthread_mutex_lock(&control->lock);
 	for (;;) {
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status != ST_OK)
 			break;
 		if (control->left[peer])
 			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, "");
 		else if (!control_wait(control, &deadline))
-			control_abort_locked(control, peer, CONTROL_HOW_LINK, operation, detail);
+			control_inquire_here(control, peer, operation, detail);
 	}
 	pthread_mutex_unlock(&control->lock);
 	return status;

@@ -110,13 +110,15 @@ static const char *kind_name(uint32_t kind)
 static bool agree(struct control *control, const struct control_decision *decision, const char *operation)
 {
 	const struct control_contribution *first = &decision->ranks[0];
+	const struct topo_world *world = control->world;
 
 	for (uint32_t r = 1; r < control->size; r++) {
 		const struct control_contribution *slot = &decision->ranks[r];
-		char detail[160];
+		char detail[WIRE_DETAIL_BYTES];
 		if (slot->kind == first->kind && slot->bytes == first->bytes)
 			continue;
-		snprintf(detail, sizeof detail, "it %s %u bytes where rank 0 %s %u bytes", kind_name(slot->kind), slot->bytes,
+		snprintf(detail, sizeof detail, "ranks disagree in %s: rank %u on %s %s %u bytes, rank 0 on %s %s %u bytes", operation, r,
+			 world->nodes[world->node_of[r]].name, kind_name(slot->kind), slot->bytes, world->nodes[world->node_of[0]].name,
 			 kind_name(first->kind), first->bytes);
 		control_abort_locked(control, r, CONTROL_HOW_MISMATCH, operation, detail);
 		return false;
@@ -132,12 +134,12 @@ static enum st_status await(struct control *control, const struct control_decisi
 	for (;;) {
 		/* A complete decision counts even when the job was aborted since: the others may have it too. */
 		if (decision->present == control->size)
-			return agree(control, decision, operation) ? ST_OK : control_verdict(control);
+			return agree(control, decision, operation) ? ST_OK : control_verdict_await(control);
 		ST_TRY(control_verdict(control));
 		for (uint32_t r = 0; r < control->size; r++)
 			if (control->left[r] && !decision->ranks[r].present) {
 				control_abort_locked(control, r, CONTROL_HOW_LEFT, operation, "");
-				return control_verdict(control);
+				return control_verdict_await(control);
 			}
 		if (control_wait(control, &deadline))
 			continue;
@@ -146,7 +148,7 @@ static enum st_status await(struct control *control, const struct control_decisi
 				char detail[96];
 				snprintf(detail, sizeof detail, "it did not enter within %.1f s", (double)timeout_ms / 1e3);
 				control_abort_locked(control, r, CONTROL_HOW_LATE, operation, detail);
-				return control_verdict(control);
+				return control_verdict_await(control);
 			}
 	}
 }

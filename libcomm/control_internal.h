@@ -8,13 +8,19 @@
  *   control_listen.c     listeners and the server's half of handshakes
  *   control_connect.c    the client's half; data sockets; same-node probes
  *   control_tree.c       connections of the tree, frames, floods, the verdict
- *   control_rejoin.c     a new parent when the old one has left
+ *   control_rejoin.c     a new parent when the old one has left or died
+ *   control_evidence.c   what to make of a neighbour that is silent: whom to ask, whom to blame
  *   control_decide.c     all_gather and broadcast
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
  * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
  * reaches every rank once.  Whoever gets a new neighbour sends it what it knows (abort, goodbyes, contributions to the
- * decisions still in use), and what a rank knows already it drops: so a flood also survives a neighbour that comes late.
+ * decisions still in use), and what a rank knows already it drops: so a flood also survives a neighbour that comes late, and
+ * a circle of connections does no harm: where an edge is cut, more are made around it.
+ *
+ * VERDICT.  Two ranks may fail at once, and two ranks may find out about one failure and see it differently.  So a verdict is first judged, and
+ * only CONTROL_SETTLE_MS later, when it has reached everybody, told to callers (`aborted`).  Until then the stronger of two replaces
+ * the other, by an order that is the same everywhere; a rank that has known of one for half that time adds none of its own.
  */
 #ifndef SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
 #define SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
@@ -34,6 +40,9 @@
 #define CONTROL_OPENING_MS 5000
 #define CONTROL_MAX_ACCEPTED 4096
 #define CONTROL_SUSPECT_MS 500
+#define CONTROL_SETTLE_MS 300
+#define CONTROL_MAX_HELPERS 16
+#define CONTROL_MAX_LINKS_TO_PEER 4
 #define CONTROL_CLOSE_FLUSH_MS 1000
 #define CONTROL_DECISION_SLOTS 4 /* the two before the current one, the current one, and the next */
 
@@ -143,14 +152,20 @@ struct control {
 	unsigned accepted_count;
 	bool *left;     /* (size) said GOODBYE; this rank's own: control_close has begun */
 	bool *met;      /* (size) has had a tree connection with this rank */
+	bool *gone;     /* (size) this rank's connection to it ended without GOODBYE, or can't be made */
+	bool *inquired; /* (size) a helper is finding out about it */
 	uint8_t *reach; /* (size) enum control_reach */
 	struct control_decision decisions[CONTROL_DECISION_SLOTS];
 	uint64_t decision; /* the one that callers are in, or enter next */
+	bool judged; /* there is a verdict, which may still change until `aborted` */
+	struct st_deadline settle;
 	struct wire_abort verdict;
 	char verdict_text[896];
 	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
 	struct st_deadline rejoin_pause;
 	pthread_t rejoin_thread;
+	unsigned helpers; /* threads of control_evidence.c that have not ended */
+	struct control_question *questions;
 	struct st_deadline next_heartbeat;
 	int64_t last_tick_ns;
 	struct control_counters counters;
@@ -172,6 +187,13 @@ void control_openings_close_all(struct control *control);
 /* Takes a waiting data connection, or returns -1. */
 int control_accepted_take(struct control *control, uint32_t peer, uint32_t channel, bool local);
 
+enum control_sign {
+	CONTROL_SIGN_NONE,    /* nothing: its host is down, or cut off from here */
+	CONTROL_SIGN_REFUSED, /* its host says that nobody listens: its process has ended */
+	CONTROL_SIGN_MUTE,    /* its host answers, its service thread does not: stopped, or stuck */
+	CONTROL_SIGN_ALIVE,
+};
+
 /* control_connect.c */
 /* A proven connection to `peer` for `purpose`. ST_ERR_UNAVAILABLE: nothing listens there (its process is gone, when the socket is a Unix
  * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
@@ -180,6 +202,8 @@ enum st_status control_connect(struct control *control, uint32_t peer, enum wire
 /* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
  * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
+/* What comes back from rank's address: waits answer_ms for its host, and as long again twice for its service thread.  The lock is not held. */
+enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_t answer_ms);
 /* Whether rank may be reached by Unix socket at all: the same node by name. */
 bool control_same_name(const struct control *control, uint32_t peer);
 
@@ -199,17 +223,41 @@ void control_links_close_all(struct control *control);
 bool control_links_flushed(const struct control *control);
 /* Sends heartbeats that are due, ends links that are silent. Returns how long until the next look, in ms. */
 int control_links_tick(struct control *control);
-/* Takes the verdict unless there is one already, and floods it. */
+/* Judges: floods the verdict unless there is a stronger one, or one that has been known for long. Never blocks. */
 void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
+/* ST_OK until the verdict has settled. */
 enum st_status control_verdict(struct control *control);
+/* When there is a verdict, waits until it has settled. */
+enum st_status control_verdict_await(struct control *control);
+/* Tells callers of a verdict whose time has come. Returns how long until the next look, in ms. */
+int control_settle_tick(struct control *control);
+/* How long nothing has come from this neighbour, on the best of the connections to it; INT64_MAX when there is none. */
+int64_t control_silence_ns(const struct control *control, uint32_t peer);
 
 /* control_rejoin.c */
 /* A neighbour has left: if it was the parent, another is looked for in a moment. Lock held. */
 void control_rejoin_soon(struct control *control);
+/* A neighbour has died: likewise, at once, as the others must agree on the verdict. Lock held. */
+void control_rejoin_now(struct control *control);
 /* Returns how long until the next look, in ms. Lock held, service thread. */
 int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
 void control_rejoin_end(struct control *control);
+
+/* control_evidence.c */
+enum control_question_kind {
+	CONTROL_QUESTION_SILENT, /* no heartbeats from it */
+	CONTROL_QUESTION_ENDED,  /* its connection ended without a word */
+	CONTROL_QUESTION_REACH,  /* only makes sure that it hears the verdict */
+};
+/* Finds out about a neighbour in a thread of its own, and judges. `seen`: what made this rank ask, for the verdict's text. Lock held. */
+void control_inquire(struct control *control, uint32_t peer, enum control_question_kind kind, const char *seen);
+/* The same for the peer of a data link, in the caller's thread. Lock held on entry and return, not in between. */
+void control_inquire_here(struct control *control, uint32_t peer, const char *operation, const char *seen);
+enum st_status control_ask_frame(struct control *control, struct control_link *link, const uint8_t *payload);
+enum st_status control_answer_frame(struct control *control, struct control_link *link, const uint8_t *payload);
+/* Waits for the helpers, which end soon after `closing`. Lock held. */
+void control_helpers_end(struct control *control);
 
 /* control_decide.c */
 enum st_status control_decide(struct control *control, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,

@@ -1,5 +1,5 @@
 /*
- * What the control plane puts on the wire and into the bootstrap: version 1.
+ * What the control plane puts on the wire and into the bootstrap: version 2.
  *
  * Three kinds of bytes: the endpoint record that each rank gives to the bootstrap, the four messages of a handshake (see
  * auth.h), and frames on the connections of the tree.  All integers are little-endian; structures have no padding.  Bytes
@@ -18,7 +18,7 @@
 #include "common/status.h"
 
 #define WIRE_MAGIC 0x4e435453u /* "STCN" */
-#define WIRE_VERSION 1
+#define WIRE_VERSION 2
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the control plane's structures are little-endian: this machine needs conversions that nobody has written"
@@ -106,6 +106,8 @@ enum wire_frame_type {
 	WIRE_GOODBYE,       /* struct wire_goodbye; flooded */
 	WIRE_ABORT,         /* struct wire_abort; flooded */
 	WIRE_DECISION,      /* struct wire_decision, then its data; flooded */
+	WIRE_ASK,           /* struct wire_ask; to one neighbour: "do you reach this rank?" */
+	WIRE_ANSWER,        /* struct wire_answer; back to the one who asked */
 	WIRE_FRAME_END
 };
 
@@ -119,14 +121,21 @@ struct wire_goodbye {
 	uint32_t rank, zero;
 };
 #define WIRE_OPERATION_BYTES 96
-#define WIRE_DETAIL_BYTES 256
+#define WIRE_DETAIL_BYTES 384 /* two signatures and two hosts */
 struct wire_abort {
 	uint32_t culprit, detector;
-	uint32_t how; /* enum control_how */
-	uint32_t zero;
+	uint32_t how;   /* enum control_how */
+	uint32_t other; /* CONTROL_HOW_LINK: the rank at the link's other end, below the culprit; else the culprit */
 	int64_t when_ns; /* st_wall_ns() of the detector */
 	char operation[WIRE_OPERATION_BYTES];
 	char detail[WIRE_DETAIL_BYTES];
+};
+struct wire_ask {
+	uint32_t about, zero;
+};
+struct wire_answer {
+	uint32_t about;
+	uint32_t sign; /* enum control_sign */
 };
 enum { WIRE_DECISION_GATHER = 1, WIRE_DECISION_BROADCAST };
 struct wire_decision {
@@ -135,8 +144,8 @@ struct wire_decision {
 	uint32_t bytes; /* that the rank's call names; a broadcast carries data from rank 0 only */
 	uint32_t zero;
 };
-_Static_assert(sizeof(struct wire_frame) == 16 && sizeof(struct wire_goodbye) == 8 && sizeof(struct wire_abort) == 376 &&
-		       sizeof(struct wire_decision) == 24,
+_Static_assert(sizeof(struct wire_frame) == 16 && sizeof(struct wire_goodbye) == 8 && sizeof(struct wire_abort) == 504 &&
+		       sizeof(struct wire_decision) == 24 && sizeof(struct wire_ask) == 8 && sizeof(struct wire_answer) == 8,
 	       "frames have no padding");
 
 #define WIRE_MAX_DECISION_BYTES 65536u
