@@ -164,10 +164,15 @@ $(HELPERS): $(B)/libexec/synctrain/%: $(B)/obj/spank-plugin/helpers/%.o $(B)/obj
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -Wl,--as-needed -pie -o $@ $^ $(PKGLIBS)
 
-$(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
+# ThreadSanitizer knows memory by its address: see one_mapping.c.
+ifeq ($(SAN),thread)
+ONE_MAPPING := $(B)/obj/tests/unit/one_mapping.o
+ONE_MAPPING_FLAGS := -Wl,--wrap=mmap,--wrap=munmap
+endif
+$(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(ONE_MAPPING) $(LIBS)
 	@mkdir -p $(@D)
 	$(call note,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(ONE_MAPPING_FLAGS) -o $@ $^ $(SYSLIBS)
 
 # Fuzz targets as tests: seeds and drawn mutations, with any compiler.
 $(FUZZ_TESTS): $(B)/tests/test_fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(LIBS)
