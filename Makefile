@@ -180,8 +180,15 @@ $(FUZZ_TESTS): $(B)/tests/test_fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tes
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
 
+# The programs of the fault campaign, which tests/slurm/test_faults.sh runs.
+FAULT_PROGRAMS := $(B)/tests/faults/campaign $(B)/tests/faults/fault_rank
+$(FAULT_PROGRAMS): $(B)/tests/faults/%: $(B)/obj/tests/faults/%.o $(LIBS)
+	@mkdir -p $(@D)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
+
 .PHONY: unit-tests
-unit-tests: $(UNIT_TESTS) $(FUZZ_TESTS)
+unit-tests: $(UNIT_TESTS) $(FUZZ_TESTS) $(FAULT_PROGRAMS)
 
 $(B)/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(LIBS)
 	$(call note,LINK,$@)

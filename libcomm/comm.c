@@ -148,6 +148,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 			.host = comm_host(comm, comm->rank),
 			.control = comm->control,
 			.arrival_timeout_ms = options.arrival_timeout_ms,
+			.stall_timeout_ms = options.stall_timeout_ms,
 			.crowded = crowded(comm),
 			.stream_bytes = STREAM_BYTES,
 			.lanes = comm->options.lanes,

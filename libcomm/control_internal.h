@@ -244,6 +244,14 @@ int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
 void control_rejoin_end(struct control *control);
 
+/* A silence of this length is judged, so that the verdict has settled when the stall timeout is over. */
+static inline int64_t control_silence_judged_ns(const struct control *control)
+{
+	int64_t ms = control->stall_timeout_ms;
+
+	return (ms > 4 * CONTROL_SETTLE_MS ? ms - CONTROL_SETTLE_MS : ms) * ST_NS_PER_MS;
+}
+
 /* control_evidence.c */
 enum control_question_kind {
 	CONTROL_QUESTION_SILENT, /* no heartbeats from it */
