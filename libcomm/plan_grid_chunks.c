@@ -605,7 +605,7 @@ enum st_status grid_chunks_build(struct build *build, const char *name, const st
 	const uint64_t layers = shards ? build_divide_up(grid->widest, grid->columns) : 1, width = layers * grid->columns;
 	if (width * grid->rows > INT32_MAX / 8)
 		return st_fail(ST_ERR_USAGE, "%s plan: %u nodes of up to %u ranks and at least %u are too uneven", name, grid->rows, grid->widest, grid->columns);
-	ST_TRY(build_start(build, name, shape, shape->size == 1 ? 1 : 2, shards ? shape->size : sends ? 1 : grid->columns * grid->rows, 1));
+	ST_TRY(build_start(build, name, shape, shape->size == 1 || sends ? 1 : 2, shards ? shape->size : sends ? 1 : grid->columns * grid->rows, 1));
 	struct plan *made = build->plan;
 	if (shape->size == 1) {
 		build_alone(build);
