@@ -167,6 +167,9 @@ static enum st_status join_parent(struct control *control, uint32_t parent, stru
 		snprintf(why, sizeof why, "%s", st_message());
 		if (status == ST_ERR_UNAVAILABLE)
 			return control_abort(control, parent, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");
+		/* It may be stopped, its host down, the link to it cut. */
+		if (status == ST_ERR_TIMEOUT)
+			return control_suspect(control, parent, "start-up", why);
 		return control_abort(control, parent, CONTROL_HOW_LINK, "start-up", why);
 	}
 	pthread_mutex_lock(&control->lock);
@@ -218,7 +221,13 @@ static enum st_status wait_for_children(struct control *control, struct st_deadl
 		if (st_deadline_expired(deadline)) {
 			char detail[96];
 			snprintf(detail, sizeof detail, "it did not connect within %.1f s", (double)control->startup_timeout_ms / 1e3);
-			control_abort_locked(control, child, CONTROL_HOW_LATE, "start-up", detail);
+			pthread_mutex_unlock(&control->lock);
+			enum control_sign sign = control_sign_of(control, child, PROBE_EVERY_MS / 2);
+			pthread_mutex_lock(&control->lock);
+			if (sign == CONTROL_SIGN_ALIVE)
+				control_abort_locked(control, child, CONTROL_HOW_LATE, "start-up", detail);
+			else if (missing_child(control, child, &child))
+				control_inquire_here(control, child, "start-up", detail);
 			control_verdict_await(control);
 			continue;
 		}
