@@ -685,7 +685,7 @@ static bool judge(enum kind kind, bool startup, int a, int b, int64_t began, con
 			first = text;
 		else if (fault->outcome != NAMES_OTHER && (head_of(first) != head_of(text) || strncmp(first, text, head_of(first))))
 			ok = bad("ranks disagree: rank %d: %s", r, text);
-		if (kind != ABORT && kind != ABORT_KILL && kind != ABORT_CUT && !strstr(text, " during "))
+		if (kind != ABORT && kind != ABORT_KILL && kind != ABORT_CUT && !startup && !strstr(text, " during "))
 			ok = bad("rank %d does not name the operation: %s", r, text);
 		if (rank->freed && rank->freed_ns - rank->end.when_ns > SLACK_MS * ST_NS_PER_MS)
 			ok = bad("rank %d took %.2f s to free its communicator", r, (double)(rank->freed_ns - rank->end.when_ns) / 1e9);
