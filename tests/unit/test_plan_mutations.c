@@ -249,7 +249,7 @@ static void end_operation(struct adversary_rank *rank)
 				trouble = true;
 			for (uint32_t r = 0; r < plan->size && !plan->leaves; r++) {
 				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
-					      : plan->collective == PLAN_ALL_GATHER || plan->collective == PLAN_BARRIER ? r == block
+					      : !plan_reduces(plan)                      ? r == block
 														 : true;
 				if (got->count[r] != wanted)
 					trouble = true;
@@ -821,7 +821,7 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 	REQUIRE(plan_verify(view, size, REPEATS) == ST_OK);
 	for (unsigned i = 0; i < runs; i++)
 		if (!survives(view, size)) {
-			fprintf(stderr, "a right plan fails with the adversary\n");
+			fprintf(stderr, "a right plan fails with the adversary\n"); for (uint32_t q = 0; q < size; q++) say_plan(plans[q]);
 			exit(1);
 		}
 	for (int mutation = 0; mutation < MUTATIONS; mutation++)
