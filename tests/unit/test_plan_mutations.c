@@ -361,7 +361,7 @@ static bool advance(struct adversary_rank *rank)
 			message->from = source;
 		}
 		same_size(&message->to, &source);
-		if (message->data.values[0].partial != message->granted_partial)
+		if (source.span && message->data.values[0].partial != message->granted_partial)
 			trouble = true;
 		break;
 	case PLAN_FLUSH:
@@ -714,7 +714,7 @@ static uint64_t behaviour(const struct plan *plan)
 	rank.plan = plan;
 	while (rank.at < plan->step_count) {
 		const struct plan_step *step = &plan->steps[rank.at];
-		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || plan_affine_value(&step->guard, rank.vars) < 0) {
+		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || !plan_step_runs(step, rank.vars)) {
 			REQUIRE(advance(&rank));
 			continue;
 		}
@@ -821,7 +821,9 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 	REQUIRE(plan_verify(view, size, REPEATS) == ST_OK);
 	for (unsigned i = 0; i < runs; i++)
 		if (!survives(view, size)) {
-			fprintf(stderr, "a right plan fails with the adversary\n"); for (uint32_t q = 0; q < size; q++) say_plan(plans[q]);
+			fprintf(stderr, "a right plan fails with the adversary\n");
+			for (uint32_t r = 0; r < size; r++)
+				show(plans[r]);
 			exit(1);
 		}
 	for (int mutation = 0; mutation < MUTATIONS; mutation++)
