@@ -49,8 +49,8 @@ static enum st_status find_places(struct comm *comm)
 	return ST_OK;
 }
 
-/* The algorithms to choose from, as rank 0 says, and the links for them. */
-static enum st_status open_links(struct comm *comm)
+/* The algorithms to choose from, as rank 0 says. */
+static enum st_status agree_algorithms(struct comm *comm)
 {
 	uint32_t algorithm = comm->options.algorithm;
 	if (comm->size > 1)
@@ -58,9 +58,15 @@ static enum st_status open_links(struct comm *comm)
 	if (algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
 	comm->algorithms = comm_algorithms_of((enum comm_algorithm)algorithm);
+	return ST_OK;
+}
+
+/* The links for them. */
+static enum st_status open_links(struct comm *comm)
+{
 	ST_TRY(find_places(comm));
 	const struct comm_links_options links = {
-		.control = comm->control,
+		.group = comm->group,
 		.engine = comm->engine,
 		.algorithms = comm->algorithms | 1 << PLAN_RING,
 		.transports = comm->options.transports,
@@ -85,6 +91,43 @@ static bool crowded(const struct comm *comm)
 	if (allowed < online)
 		return false;
 	return comm_local_size(comm) > (unsigned)allowed;
+}
+
+/* Lets operations go on while a decision waits: others may wait for them before they come to the decision. */
+static bool move_on(void *context)
+{
+	const struct comm *comm = context;
+	engine_progress(comm->engine); /* a failure is the job's, and ends the decision too */
+	return engine_busy(comm->engine);
+}
+
+enum st_status comm_wire(struct comm *comm)
+{
+	const struct topo_world *job = control_world(comm->control);
+	comm->world = control_group_world(comm->group);
+	comm->rank = comm->world->rank;
+	comm->size = comm->world->size;
+	struct engine_options engine = {
+		.rank = job->rank,
+		.host = comm_host(comm, comm->rank),
+		.control = comm->control,
+		.group = comm->group,
+		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
+		.crowded = crowded(comm),
+		.stream_bytes = STREAM_BYTES,
+	};
+	ST_TRY(engine_create(&engine, &comm->engine));
+	control_group_meanwhile(comm->group, move_on, comm);
+	return open_links(comm);
+}
+
+enum st_status comm_give_up(struct control *control, enum st_status status)
+{
+	char why[512];
+	snprintf(why, sizeof why, "%s", st_message());
+	if (control_check(control) == ST_OK)
+		control_abort(control, control_world(control)->rank, CONTROL_HOW_APPLICATION, "start-up", why);
+	return st_fail_copy(status, why);
 }
 
 static enum st_status create(struct bootstrap *bootstrap, bool finish, const struct comm_options *given, struct comm **out)
@@ -115,9 +158,8 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		uint32_t chunk_bytes, slots;
 		uint8_t accumulate;
 		control_hints(comm->control, &chunk_bytes, &slots, &accumulate);
-		comm->world = control_world(comm->control);
-		comm->rank = comm->world->rank;
-		comm->size = comm->world->size;
+		comm->group = control_root(comm->control);
+		comm->size = control_world(comm->control)->size;
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
 		comm->options.accumulate = (enum comm_accumulate)accumulate;
@@ -126,27 +168,12 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		options.accumulate = (enum comm_accumulate)accumulate;
 		status = comm_options_check(&options);
 	}
-	if (status == ST_OK) {
-		struct engine_options engine = {
-			.rank = comm->rank,
-			.host = comm_host(comm, comm->rank),
-			.control = comm->control,
-			.arrival_timeout_ms = options.arrival_timeout_ms,
-			.crowded = crowded(comm),
-			.stream_bytes = STREAM_BYTES,
-		};
-		status = engine_create(&engine, &comm->engine);
-	}
 	if (status == ST_OK)
-		status = open_links(comm);
-	if (status != ST_OK && comm && comm->control && comm->engine) {
-		/* The others wait for this rank: tell them why it does not come. */
-		char why[512];
-		snprintf(why, sizeof why, "%s", st_message());
-		if (control_check(comm->control) == ST_OK)
-			control_abort(comm->control, control_world(comm->control)->rank, CONTROL_HOW_APPLICATION, "start-up", why);
-		st_fail_copy(status, why);
-	}
+		status = agree_algorithms(comm);
+	if (status == ST_OK)
+		status = comm_wire(comm);
+	if (status != ST_OK && comm && comm->control)
+		comm_give_up(comm->control, status);
 	if (finish)
 		bootstrap->finish(bootstrap);
 	if (status != ST_OK) {
@@ -182,6 +209,7 @@ void comm_free(struct comm *comm)
 		return;
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
+	control_group_leave(comm->group);
 	control_close(comm->control);
 	engine_free(comm->engine);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
@@ -216,6 +244,16 @@ uint32_t comm_local_size(const struct comm *comm)
 const char *comm_host(const struct comm *comm, uint32_t rank)
 {
 	return rank < comm->world->size ? comm->world->nodes[comm->world->node_of[rank]].name : "";
+}
+
+uint32_t comm_world_rank(const struct comm *comm, uint32_t rank)
+{
+	return rank < comm->size ? control_group_job_rank(comm->group, rank) : UINT32_MAX;
+}
+
+const char *comm_name(const struct comm *comm)
+{
+	return control_group_name(comm->group);
 }
 
 const char *comm_job(const struct comm *comm)
@@ -330,7 +368,9 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	ST_TRY(find_plan(comm, &shape, &bound, &owned));
 	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
 						.op = (uint8_t)op};
-	return engine_submit(comm->engine, bound, owned, in, out, signature, request);
+	ST_TRY(engine_submit(comm->engine, bound, owned, in, out, signature, request));
+	control_group_issued(comm->group);
+	return ST_OK;
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
@@ -379,19 +419,19 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "", text);
+	control_abort(comm->control, control_group_job_rank(comm->group, comm->rank), CONTROL_HOW_APPLICATION, "", text);
 }
 
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
 	ST_TRY(engine_failure(comm->engine));
-	return control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	return control_group_broadcast(comm->group, data, bytes, comm->options.arrival_timeout_ms);
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
 	ST_TRY(engine_failure(comm->engine));
-	return control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	return control_group_all_gather(comm->group, mine, bytes, all, comm->options.arrival_timeout_ms);
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)

@@ -26,7 +26,9 @@ struct comm_memory {
 };
 
 struct comm {
-	struct control *control;
+	struct control *control;     /* shared with the communicators split off from this one: a reference each */
+	struct control_group *group; /* the control plane as this communicator sees it */
+	uint64_t splits;             /* of this communicator so far */
 	struct engine *engine;
 	const struct topo_world *world;
 	struct comm_options options;
@@ -41,6 +43,11 @@ struct comm {
 	uint64_t uses;
 	struct comm_memory *memory;
 };
+
+/* Engine and links of a communicator whose control, group and options are set: collective among its members. */
+enum st_status comm_wire(struct comm *comm);
+/* This rank can't go on with making a communicator, of which st_message() tells: the others, who wait for it, are told. Returns status. */
+enum st_status comm_give_up(struct control *control, enum st_status status);
 
 /* ST_ERR_USAGE for options that no communicator can have. */
 enum st_status comm_options_check(const struct comm_options *options);

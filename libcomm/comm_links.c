@@ -85,25 +85,27 @@ static enum st_status find_edges(const struct comm_links_options *options, struc
 /* Shared memory on the same node where allowed, else TCP. */
 static enum st_status open_link(const struct comm_links_options *options, const struct edge *edge)
 {
-	const struct topo_world *world = control_world(options->control);
-	const uint32_t rank = world->rank, peer = edge->peer;
+	struct control *control = control_group_control(options->group);
+	const struct topo_world *world = control_world(control);
+	/* Of the job, as everything below. */
+	const uint32_t rank = world->rank, peer = control_group_job_rank(options->group, edge->peer);
 	struct transport_ends ends = {rank, peer, world->nodes[world->node_of[rank]].name, world->nodes[world->node_of[peer]].name};
 	bool share = false;
 	if (world->node_of[rank] == world->node_of[peer] && options->transports & COMM_TRANSPORT_SHM)
-		ST_TRY(control_same_node(options->control, peer, &share));
+		ST_TRY(control_same_node(control, peer, &share));
 	if (!share && !(options->transports & COMM_TRANSPORT_TCP))
 		return st_fail(ST_ERR_UNAVAILABLE, "ranks %" PRIu32 " on %s and %" PRIu32 " on %s can't share memory, and the transports allowed are shm only",
 			       ends.rank, ends.host, ends.peer, ends.peer_host);
 	int fd;
 	struct link *link;
-	ST_TRY(control_data_socket(options->control, peer, edge->index, share, &fd));
+	ST_TRY(control_group_data_socket(options->group, peer, edge->index, share, &fd));
 	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
 	enum st_status status = ops->open(fd, &ends, options->slots, options->chunk_bytes, options->timeout_ms, &link);
 	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
 		/* Most likely the peer went away in mid-opening: whoever saw how knows better than this end of the socket. */
 		char why[512];
 		snprintf(why, sizeof why, "%s", st_message());
-		return control_suspect(options->control, peer, "start-up", why);
+		return control_group_suspect(options->group, peer, "start-up", why);
 	}
 	ST_TRY(status);
 	return engine_add_link(options->engine, link, edge->index);
@@ -111,7 +113,7 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 
 enum st_status comm_links_open(const struct comm_links_options *options)
 {
-	const struct topo_world *world = control_world(options->control);
+	const struct topo_world *world = control_group_world(options->group);
 	struct edges edges = {0};
 	if (world->size == 1)
 		return ST_OK;

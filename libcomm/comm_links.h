@@ -7,11 +7,11 @@
 #include "plan_choose.h"
 
 struct comm_links_options {
-	struct control *control;
+	struct control_group *group;
 	struct engine *engine;
 	unsigned algorithms; /* mask of 1 << enum plan_algorithm, equal on all ranks */
 	unsigned transports; /* mask of enum comm_transport; likewise */
-	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on */
+	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on; ranks are the communicator's */
 	unsigned slots;
 	size_t chunk_bytes;
 	int64_t timeout_ms;

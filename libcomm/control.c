@@ -153,12 +153,12 @@ static enum st_status join_parent(struct control *control, uint32_t parent, stru
 {
 	bool local = control_same_name(control, parent);
 	int fd = -1;
-	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, local, deadline, &fd);
+	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, local, deadline, &fd);
 
 	/* The same name, but not the same network namespace (containers): TCP will do. */
 	if (local && status == ST_ERR_UNAVAILABLE && control->endpoints[parent].port4 + control->endpoints[parent].port6) {
 		local = false;
-		status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, false, deadline, &fd);
+		status = control_connect(control, parent, WIRE_PURPOSE_TREE, false, deadline, &fd);
 	}
 	if (status == ST_ERR_ABORTED)
 		return status;
@@ -267,7 +267,7 @@ static enum st_status join_tree(struct control *control, struct st_deadline *dea
 		ST_TRY(join_parent(control, parent, deadline));
 	ST_TRY(wait_for_children(control, deadline));
 	/* Decision 0: when it ends, everybody is connected and the launcher's service can be left. */
-	return control_decide(control, WIRE_DECISION_GATHER, NULL, 0, NULL, left_ms(deadline), "start-up");
+	return control_group_meet(&control->root, left_ms(deadline));
 }
 
 /* ---- open and close ------------------------------------------------------------------------------------------------ */
@@ -278,7 +278,14 @@ static void destroy(struct control *control)
 	control_rejoin_end(control);
 	control_links_close_all(control);
 	control_openings_close_all(control);
-	control_decisions_free(control);
+	control_recent_free(control);
+	while (control->groups) {
+		struct control_group *group = control->groups;
+		control->groups = group->next;
+		control_group_destroy(group);
+		if (group != &control->root)
+			free(group);
+	}
 	for (int i = 0; i < CONTROL_LISTENERS; i++)
 		if (control->listeners[i].fd >= 0)
 			close(control->listeners[i].fd);
@@ -316,6 +323,7 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->wake.fd = control->event_fd = control->epoll_fd = -1;
 	*out = control;
 
+	control->references = 1;
 	control->rank = bootstrap->rank;
 	control->size = bootstrap->size;
 	memcpy(control->job, bootstrap->job, sizeof control->job);
@@ -332,12 +340,9 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->reach = calloc(control->size, sizeof *control->reach);
 	control->met = calloc(control->size, sizeof *control->met);
 	bool have = control->left && control->reach && control->met;
-	for (int i = 0; i < CONTROL_DECISION_SLOTS; i++) {
-		control->decisions[i].ranks = calloc(control->size, sizeof *control->decisions[i].ranks);
-		have = have && control->decisions[i].ranks;
-	}
 	if (!have)
 		return st_fail(ST_ERR_NOMEM, "no memory for the control plane of %u ranks", control->size);
+	ST_TRY(control_root_init(control));
 	control->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	control->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (control->epoll_fd < 0 || control->event_fd < 0)
@@ -413,17 +418,29 @@ void control_close(struct control *control)
 	if (!control)
 		return;
 	pthread_mutex_lock(&control->lock);
+	if (--control->references) {
+		pthread_mutex_unlock(&control->lock);
+		return;
+	}
 	atomic_store_explicit(&control->closing, true, memory_order_relaxed);
 	/* A connection that comes from now on hears it too, see control_link_add(). */
 	if (control->world)
 		control->left[control->rank] = true;
 	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
-		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank}, sizeof(struct wire_goodbye), NULL, 0);
-	/* Usually all is out at once; only a neighbour that does not read costs this second. */
-	while (control->thread_started && !control_links_flushed(control) && control_wait(control, &deadline))
+		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank, .whole = 1}, sizeof(struct wire_goodbye), NULL, 0);
+	/* Usually all is out at once, and what neighbours sent before they heard the goodbye, which is for others too, passed on; only a neighbour that
+	 * does not read or answer costs this second. */
+	while (control->thread_started && !control_links_parted(control) && control_wait(control, &deadline))
 		;
 	pthread_mutex_unlock(&control->lock);
 	destroy(control);
+}
+
+void control_hold(struct control *control)
+{
+	pthread_mutex_lock(&control->lock);
+	control->references++;
+	pthread_mutex_unlock(&control->lock);
 }
 
 /* ---- what callers ask ---------------------------------------------------------------------------------------------- */
@@ -447,8 +464,16 @@ void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_
 
 void control_doing(struct control *control, const char *name, uint64_t sequence)
 {
+	control_group_doing(&control->root, name, sequence);
+}
+
+void control_group_doing(struct control_group *group, const char *name, uint64_t sequence)
+{
+	struct control *control = group->control;
+
 	/* Relaxed: the service thread may pair a name with its neighbour's number for an instant; both are only shown. */
 	atomic_store_explicit(&control->doing_sequence, sequence, memory_order_relaxed);
+	atomic_store_explicit(&control->doing_context, group->context, memory_order_relaxed);
 	atomic_store_explicit(&control->doing_name, name, memory_order_relaxed);
 }
 
@@ -491,6 +516,12 @@ enum st_status control_abort(struct control *control, uint32_t culprit, enum con
 
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail)
 {
+	return control_group_suspect(&control->root, peer, operation, detail);
+}
+
+enum st_status control_group_suspect(struct control_group *group, uint32_t peer, const char *operation, const char *detail)
+{
+	struct control *control = group->control;
 	struct st_deadline deadline = st_deadline_in_ms(CONTROL_SUSPECT_MS);
 	enum st_status status;
 
@@ -501,8 +532,8 @@ enum st_status control_suspect(struct control *control, uint32_t peer, const cha
 		status = control_verdict(control);
 		if (status != ST_OK)
 			break;
-		if (control->left[peer])
-			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, "");
+		if (control_group_has_left(group, peer))
+			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, control_group_left_how(group, peer));
 		else if (!control_wait(control, &deadline))
 			control_abort_locked(control, peer, CONTROL_HOW_LINK, operation, detail);
 	}

@@ -9,7 +9,8 @@
  *   control_connect.c    the client's half; data sockets; same-node probes
  *   control_tree.c       connections of the tree, frames, floods, the verdict
  *   control_rejoin.c     a new parent when the old one has left
- *   control_decide.c     all_gather and broadcast
+ *   control_group.c      communicators: their members, who has left them
+ *   control_decide.c     all_gather and broadcast among the members of one
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
  * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
@@ -35,6 +36,8 @@
 #define CONTROL_MAX_ACCEPTED 4096
 #define CONTROL_SUSPECT_MS 500
 #define CONTROL_CLOSE_FLUSH_MS 1000
+#define CONTROL_RECENT_BYTES ((size_t)256 << 10)
+#define CONTROL_RECENT_MS 10000
 #define CONTROL_DECISION_SLOTS 4 /* the two before the current one, the current one, and the next */
 
 enum { CONTROL_LISTENER_UNIX, CONTROL_LISTENER_IPV4, CONTROL_LISTENER_IPV6, CONTROL_LISTENERS };
@@ -68,6 +71,7 @@ struct control_link {
 	uint32_t peer;
 	bool local;
 	bool wants_write;
+	bool mute, farewell; /* the peer leaves, and gets nothing more from this rank; this rank leaves, and gets nothing more from the peer */
 	int64_t silent_ns; /* this process's running time since the last heartbeat */
 	struct wire_reader reader;
 	uint8_t *out; /* what the kernel did not take at once: out[out_begin .. out_end) */
@@ -78,6 +82,7 @@ struct control_link {
 struct control_accepted {
 	struct control_accepted *next;
 	uint32_t peer, channel;
+	uint64_t context;
 	bool local;
 	int fd;
 };
@@ -85,13 +90,47 @@ struct control_accepted {
 struct control_contribution {
 	bool present;
 	uint32_t kind, bytes;
+	uint64_t operations;
 	uint8_t *data; /* owned; NULL when there is none */
 };
 
 struct control_decision {
 	uint64_t sequence;
 	uint32_t present;                   /* number of contributions */
-	struct control_contribution *ranks; /* (size) */
+	struct control_contribution *ranks; /* (size of the group) */
+};
+
+/* A frame of a group that passed through this rank: a new neighbour may be without it. */
+struct control_recent {
+	struct control_recent *next;
+	int64_t when_ns;
+	uint32_t type;
+	size_t bytes;
+	uint8_t payload[];
+};
+
+struct control_member {
+	uint32_t rank, member; /* of the job; of the group */
+};
+
+/* A communicator's part.  Guarded by the control plane's lock, except what is constant once it is formed. */
+struct control_group {
+	struct control *control;
+	struct control_group *next;
+	uint64_t context;
+	char name[CONTROL_GROUP_NAME_BYTES];
+	char label[CONTROL_GROUP_NAME_BYTES + 20]; /* " in communicator NAME" for messages; "" for the root */
+	struct topo_world *world;       /* of its members; the root's is the control plane's */
+	uint32_t size, member;          /* 0 while it forms; this rank's place */
+	uint32_t *ranks;                /* (size) member -> rank of the job; NULL: the same */
+	struct control_member *members; /* (size) by rank; NULL: the same */
+	bool *early;                    /* (size of the job) while it forms: who has entered decision 0 already */
+	bool *left;                     /* (size) has left this communicator, though perhaps not the job */
+	struct control_decision decisions[CONTROL_DECISION_SLOTS];
+	uint64_t decision;              /* the one that callers are in, or enter next */
+	_Atomic uint64_t operations;    /* issued by this rank; relaxed: whoever compares looks again */
+	bool (*meanwhile)(void *context);
+	void *meanwhile_context;
 };
 
 enum control_reach { CONTROL_REACH_UNKNOWN, CONTROL_REACH_LOCAL, CONTROL_REACH_REMOTE };
@@ -130,7 +169,7 @@ struct control {
 	_Atomic bool closing;               /* control_close has begun; relaxed: whoever connects looks again within a second */
 	_Atomic bool aborted;               /* set once, after verdict and text, with the lock held */
 	_Atomic(const char *) doing_name;   /* relaxed: texts only */
-	_Atomic uint64_t doing_sequence;
+	_Atomic uint64_t doing_sequence, doing_context;
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* broadcast whenever something that a caller may wait for has changed */
@@ -144,8 +183,10 @@ struct control {
 	bool *left;     /* (size) said GOODBYE; this rank's own: control_close has begun */
 	bool *met;      /* (size) has had a tree connection with this rank */
 	uint8_t *reach; /* (size) enum control_reach */
-	struct control_decision decisions[CONTROL_DECISION_SLOTS];
-	uint64_t decision; /* the one that callers are in, or enter next */
+	struct control_group root, *groups; /* groups: all, the root's last */
+	struct control_recent *oldest_recent, *newest_recent;
+	size_t recent_bytes;
+	unsigned references;
 	struct wire_abort verdict;
 	char verdict_text[896];
 	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
@@ -170,13 +211,14 @@ int control_openings_tick(struct control *control);
 void control_openings_free_closed(struct control *control);
 void control_openings_close_all(struct control *control);
 /* Takes a waiting data connection, or returns -1. */
-int control_accepted_take(struct control *control, uint32_t peer, uint32_t channel, bool local);
+int control_accepted_take(struct control *control, uint32_t peer, uint64_t context, uint32_t channel, bool local);
 
 /* control_connect.c */
 /* A proven connection to `peer` for `purpose`. ST_ERR_UNAVAILABLE: nothing listens there (its process is gone, when the socket is a Unix
  * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
-enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
-			       struct st_deadline *deadline, int *fd);
+enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, bool local, struct st_deadline *deadline, int *fd);
+enum st_status control_connect_channel(struct control *control, uint32_t peer, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				       bool local, struct st_deadline *deadline, int *fd);
 /* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
  * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
@@ -197,6 +239,8 @@ void control_mark_left(struct control *control, uint32_t rank, const struct cont
 void control_links_free_closed(struct control *control);
 void control_links_close_all(struct control *control);
 bool control_links_flushed(const struct control *control);
+/* All is out, and every neighbour has answered this rank's goodbye, or there is none to be answered: the job was aborted. */
+bool control_links_parted(const struct control *control);
 /* Sends heartbeats that are due, ends links that are silent. Returns how long until the next look, in ms. */
 int control_links_tick(struct control *control);
 /* Takes the verdict unless there is one already, and floods it. */
@@ -211,13 +255,42 @@ int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
 void control_rejoin_end(struct control *control);
 
+/* control_group.c; with the lock held, except init and destroy */
+enum st_status control_root_init(struct control *control);
+void control_group_destroy(struct control_group *group); /* what it owns, not itself */
+struct control_group *control_group_find(struct control *control, uint64_t context);
+/* The place of a rank of the job; false: it is no member. */
+bool control_group_member(const struct control_group *group, uint32_t rank, uint32_t *member);
+uint32_t control_group_rank_of(const struct control_group *group, uint32_t member);
+/* rank (of the job) has left it, or the whole job. */
+bool control_group_has_left(const struct control_group *group, uint32_t rank);
+/* The detail of CONTROL_HOW_LEFT for such a rank. */
+const char *control_group_left_how(const struct control_group *group, uint32_t rank);
+enum st_status control_goodbye_frame(struct control *control, struct control_link *from, const uint8_t *payload);
+enum st_status control_resend_frame(struct control *control, struct control_link *from, const uint8_t *payload);
+/* A frame of another group than the root: as control_flood, and remembers it for a while. */
+void control_group_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
+			 const void *data, size_t data_bytes);
+/* To a new neighbour: what it may be without. */
+void control_recent_send(struct control *control, struct control_link *link);
+void control_recent_free(struct control *control);
+/* This rank has a new neighbour: asks all members of communicators to send again what may have been lost before. */
+void control_groups_ask_again(struct control *control);
+
 /* control_decide.c */
-enum st_status control_decide(struct control *control, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
-			      const char *name);
-/* ST_ERR_PROTOCOL with a message: no correct rank sends this. Lock held. */
+enum st_status control_group_decide(struct control_group *group, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
+				    const char *name);
+/* The rest with the lock held.  ST_ERR_PROTOCOL with a message: no correct rank sends this. */
 enum st_status control_decision_frame(struct control *control, struct control_link *from, const uint8_t *payload, size_t bytes);
+/* To a new neighbour: all that is known of the root's decisions, which every rank keeps. */
 void control_decisions_resend(struct control *control, struct control_link *link);
-void control_decisions_free(struct control *control);
+/* To everybody: what this rank, and members that have left, have contributed. */
+void control_decisions_repeat(struct control_group *group);
+/* Contributions that came while the group was forming. */
+void control_decisions_take_early(struct control_group *group);
+/* Ranks that wait in a decision before which this one has issued more operations than they. */
+void control_decisions_tick(struct control *control);
+void control_decisions_free(struct control_group *group);
 
 /* control_service.c */
 enum st_status control_service_start(struct control *control);

@@ -89,6 +89,7 @@ static void *service(void *argument)
 		/* After the events: what lay in the sockets while this process was stopped counts before silence does. */
 		int links_ms = control_links_tick(control);
 		sleep_ms = links_ms < sleep_ms ? links_ms : sleep_ms;
+		control_decisions_tick(control);
 		int rejoin_ms = control_rejoin_tick(control);
 		sleep_ms = rejoin_ms < sleep_ms ? rejoin_ms : sleep_ms;
 		control_openings_free_closed(control);

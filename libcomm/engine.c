@@ -78,6 +78,8 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 
 const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index)
 {
+	if (engine->options.group)
+		peer = control_group_job_rank(engine->options.group, peer);
 	for (size_t i = 0; i < engine->link_count; i++)
 		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index)
 			return engine->links[i];
@@ -174,7 +176,7 @@ static void start(struct lane *lane)
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
 	if (options->control)
-		control_doing(options->control, plan_collective_name(plan->collective), request->signature.sequence);
+		control_group_doing(options->group, plan_collective_name(plan->collective), request->signature.sequence);
 }
 
 static void retire(struct engine *engine, struct comm_request *request)
@@ -236,6 +238,11 @@ static enum st_status run(struct lane *lane)
 	return ST_OK;
 }
 
+bool engine_busy(const struct engine *engine)
+{
+	return engine->lane.first != NULL;
+}
+
 enum st_status engine_failure(const struct engine *engine)
 {
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
@@ -253,25 +260,29 @@ static enum st_status fail_all(struct engine *engine, enum st_status status)
 	return st_fail_copy(status, engine->why);
 }
 
-static void operation_text(const struct lane *lane, char text[TRANSPORT_SIGNATURE_TEXT])
+#define OPERATION_TEXT (TRANSPORT_SIGNATURE_TEXT + 64)
+static void operation_text(const struct lane *lane, char text[OPERATION_TEXT])
 {
+	const struct control_group *group = lane->engine->options.group;
 	if (lane->first)
 		transport_signature_print(&lane->first->signature, text);
 	else
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "no operation");
+	if (group)
+		snprintf(text + strlen(text), OPERATION_TEXT - strlen(text), "%s", control_group_label(group));
 }
 
 /* A link reported its end. Its message is in st_message(). */
 static enum st_status link_failed(struct lane *lane, const struct link *link, enum st_status status)
 {
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[sizeof link->why];
+	char operation[OPERATION_TEXT], detail[sizeof link->why];
 	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "%s", st_message());
 	struct engine *engine = lane->engine;
 	struct control *control = engine->options.control;
 	if (status == ST_ERR_ABORTED) {
 		if (control)
-			control_suspect(control, link->ends.peer, operation, detail);
+			control_group_suspect(engine->options.group, link->ends.peer, operation, detail);
 		else
 			st_fail(status, "%s, in %s", detail, operation);
 		return fail_all(engine, ST_ERR_ABORTED);
@@ -291,7 +302,7 @@ static enum st_status late(struct lane *lane, bool entered)
 {
 	struct engine *engine = lane->engine;
 	const struct link *link = lane->blocked;
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[256];
+	char operation[OPERATION_TEXT], detail[256];
 	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "rank %" PRIu32 " on %s has waited %" PRId64 " ms for rank %" PRIu32 " on %s, which %s", engine->options.rank,
 		 engine->options.host, engine->options.arrival_timeout_ms * (entered ? 2 : 1), link->ends.peer, link->ends.peer_host,
