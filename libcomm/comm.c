@@ -49,28 +49,35 @@ static enum st_status find_places(struct comm *comm)
 	return ST_OK;
 }
 
-/* The algorithms to choose from, as rank 0 says. */
-static enum st_status agree_algorithms(struct comm *comm)
+/* What rank 0's options say for all, beyond what its record does. */
+static enum st_status agree(struct comm *comm)
 {
-	uint32_t algorithm = comm->options.algorithm;
+	struct {
+		uint32_t algorithm, lanes;
+		uint64_t fusion_bytes;
+	} all = {comm->options.algorithm, comm->options.lanes, comm->options.fusion_bytes};
 	if (comm->size > 1)
-		ST_TRY(control_broadcast(comm->control, &algorithm, sizeof algorithm, comm->options.startup_timeout_ms));
-	if (algorithm >= COMM_ALGORITHMS)
-		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", algorithm);
-	comm->algorithms = comm_algorithms_of((enum comm_algorithm)algorithm);
-	return ST_OK;
+		ST_TRY(control_broadcast(comm->control, &all, sizeof all, comm->options.startup_timeout_ms));
+	if (all.algorithm >= COMM_ALGORITHMS)
+		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", all.algorithm);
+	comm->options.algorithm = (enum comm_algorithm)all.algorithm;
+	comm->options.lanes = all.lanes;
+	comm->options.fusion_bytes = all.fusion_bytes;
+	return comm_options_check(&comm->options);
 }
 
-/* The links for them. */
+/* The algorithms to choose from, and the links for them. */
 static enum st_status open_links(struct comm *comm)
 {
+	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
 	ST_TRY(find_places(comm));
 	const struct comm_links_options links = {
-		.group = comm->group,
+		.group = comm->context,
 		.engine = comm->engine,
 		.algorithms = comm->algorithms | 1 << PLAN_RING,
 		.transports = comm->options.transports,
 		.shape = shape_of_ranks(comm),
+		.lanes = comm->options.lanes,
 		.slots = comm->slots,
 		.chunk_bytes = comm->chunk_bytes,
 		.timeout_ms = comm->options.startup_timeout_ms,
@@ -97,6 +104,8 @@ static bool crowded(const struct comm *comm)
 static bool move_on(void *context)
 {
 	const struct comm *comm = context;
+	if (comm->options.progress_thread)
+		return false;
 	engine_progress(comm->engine); /* a failure is the job's, and ends the decision too */
 	return engine_busy(comm->engine);
 }
@@ -104,21 +113,24 @@ static bool move_on(void *context)
 enum st_status comm_wire(struct comm *comm)
 {
 	const struct topo_world *job = control_world(comm->control);
-	comm->world = control_group_world(comm->group);
+	comm->world = control_group_world(comm->context);
 	comm->rank = comm->world->rank;
 	comm->size = comm->world->size;
 	struct engine_options engine = {
 		.rank = job->rank,
 		.host = comm_host(comm, comm->rank),
 		.control = comm->control,
-		.group = comm->group,
+		.group = comm->context,
 		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
 		.crowded = crowded(comm),
 		.stream_bytes = STREAM_BYTES,
+		.lanes = comm->options.lanes,
+		.fusion_bytes = comm->options.fusion_bytes,
 	};
 	ST_TRY(engine_create(&engine, &comm->engine));
-	control_group_meanwhile(comm->group, move_on, comm);
-	return open_links(comm);
+	control_group_meanwhile(comm->context, move_on, comm);
+	ST_TRY(open_links(comm));
+	return comm->options.progress_thread ? engine_start_thread(comm->engine) : ST_OK;
 }
 
 enum st_status comm_give_up(struct control *control, enum st_status status)
@@ -158,7 +170,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		uint32_t chunk_bytes, slots;
 		uint8_t accumulate;
 		control_hints(comm->control, &chunk_bytes, &slots, &accumulate);
-		comm->group = control_root(comm->control);
+		comm->context = control_root(comm->control);
 		comm->size = control_world(comm->control)->size;
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
@@ -169,7 +181,7 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		status = comm_options_check(&options);
 	}
 	if (status == ST_OK)
-		status = agree_algorithms(comm);
+		status = agree(comm);
 	if (status == ST_OK)
 		status = comm_wire(comm);
 	if (status != ST_OK && comm && comm->control)
@@ -207,9 +219,10 @@ void comm_free(struct comm *comm)
 {
 	if (!comm)
 		return;
+	engine_stop_thread(comm->engine);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
-	control_group_leave(comm->group);
+	control_group_leave(comm->context);
 	control_close(comm->control);
 	engine_free(comm->engine);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
@@ -248,12 +261,12 @@ const char *comm_host(const struct comm *comm, uint32_t rank)
 
 uint32_t comm_world_rank(const struct comm *comm, uint32_t rank)
 {
-	return rank < comm->size ? control_group_job_rank(comm->group, rank) : UINT32_MAX;
+	return rank < comm->size ? control_group_job_rank(comm->context, rank) : UINT32_MAX;
 }
 
 const char *comm_name(const struct comm *comm)
 {
-	return control_group_name(comm->group);
+	return control_group_name(comm->context);
 }
 
 const char *comm_job(const struct comm *comm)
@@ -262,16 +275,17 @@ const char *comm_job(const struct comm *comm)
 }
 
 /* The plan for this shape: a bound one from the cache, or a new one in the place of the one unused for longest. owned: it is not in the cache. */
-static enum st_status find_plan(struct comm *comm, const struct plan_shape *shape, struct engine_plan **bound, bool *owned)
+static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, const struct comm_shards *shards, unsigned lane,
+				struct engine_plan **bound, bool *owned)
 {
 	struct cached_plan *oldest = NULL;
 	*owned = false;
 	comm->uses++;
 	for (size_t i = 0; i < PLAN_CACHE; i++) {
 		struct cached_plan *cached = &comm->plans[i];
-		if (cached->bound && cached->elements == shape->elements && cached->collective == shape->collective &&
+		if (cached->bound && cached->lane == lane && cached->elements == shape->elements && cached->collective == shape->collective &&
 		    cached->chunk_elements == shape->chunk_elements && cached->in_place == shape->in_place && cached->root == shape->root &&
-		    cached->wide == shape->wide) {
+		    cached->wide == shape->wide && (!shards || comm_shards_match(shards, engine_plan_of(cached->bound)))) {
 			cached->last_use = comm->uses;
 			*bound = cached->bound;
 			return ST_OK;
@@ -282,22 +296,40 @@ static enum st_status find_plan(struct comm *comm, const struct plan_shape *shap
 			oldest = cached;
 	}
 	struct plan *plan;
-	/* Only the ring keeps partial sums out of the caller's buffers, where wide ones have no room. */
-	unsigned algorithms = shape->wide ? 1 << PLAN_RING : comm->algorithms;
+	/* Wide partial sums have no room in the caller's buffers. */
+	unsigned algorithms = comm->algorithms;
+	for (int a = 0; shape->wide && a < PLAN_ALGORITHMS; a++)
+		if (!plan_algorithm_has_wide((enum plan_algorithm)a))
+			algorithms &= ~(1u << a);
 	enum plan_algorithm algorithm = plan_cheapest(algorithms, shape->collective, shape->elements * (comm->chunk_bytes / shape->chunk_elements),
 						      &comm->layout, &plan_machine_default);
-	ST_TRY(plan_build(algorithm, shape, &plan));
+	if (shards) {
+		uint64_t *offsets = comm_shards_offsets(shards, comm->size);
+		if (!offsets)
+			return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+		shape->offsets = offsets;
+		shape->longest = shards->longest;
+		enum st_status status = plan_build(algorithm, shape, &plan);
+		if (status != ST_OK) {
+			free(offsets);
+			return status;
+		}
+		plan->owned_offsets = offsets;
+	} else {
+		ST_TRY(plan_build(algorithm, shape, &plan));
+	}
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
-		return engine_bind(comm->engine, plan, bound);
+		return engine_bind(comm->engine, plan, lane, bound);
 	engine_unbind(oldest->bound);
 	oldest->bound = NULL;
-	ST_TRY(engine_bind(comm->engine, plan, &oldest->bound));
+	ST_TRY(engine_bind(comm->engine, plan, lane, &oldest->bound));
 	oldest->collective = shape->collective;
 	oldest->elements = shape->elements;
 	oldest->chunk_elements = shape->chunk_elements;
 	oldest->in_place = shape->in_place;
 	oldest->wide = shape->wide;
+	oldest->lane = lane;
 	oldest->root = shape->root;
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
@@ -317,11 +349,51 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
 	return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
 
-static enum st_status begin(struct comm *comm, enum plan_collective collective, const void *input, void *output, size_t count, enum comm_type type,
-			    enum comm_op op, uint32_t root, struct comm_request **request)
+enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struct comm_request **request)
+{
+	struct comm_group *group = &comm->group;
+	const enum plan_collective collective = call->collective;
+	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
+	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
+	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
+	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 &&
+		    (call->type == COMM_F16 || call->type == COMM_BF16) && (call->op == COMM_SUM || call->op == COMM_AVG);
+	struct plan_shape shape = shape_of_ranks(comm);
+	shape.collective = collective;
+	shape.elements = call->shards ? call->shards->total : (uint64_t)call->count * (shards ? comm->size : 1);
+	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : comm_type_bytes(call->type));
+	shape.wide = wide;
+	shape.in_place = call->in_place;
+	shape.root = call->shards ? call->shards->digest : call->root;
+	shape.mapped = is_mapped;
+	shape.mapped_context = comm;
+	struct engine_plan *bound;
+	bool owned;
+	ST_TRY(engine_failure(comm->engine));
+	ST_TRY(find_plan(comm, &shape, call->shards, group->open ? group->lane : 0, &bound, &owned));
+	struct transport_signature signature = {.count = call->shards ? call->shards->total : call->count, .root = shape.root,
+						.collective = (uint8_t)collective, .type = (uint8_t)call->type, .op = (uint8_t)call->op};
+	if (!request) {
+		if (group->members > 1) {
+			signature.root = group->digest;
+			signature.fused = (uint8_t)group->members;
+		}
+		ST_TRY(engine_submit_members(comm->engine, bound, owned, group->first, signature));
+		control_group_issued(comm->context);
+		return ST_OK;
+	}
+	ST_TRY(engine_submit(comm->engine, bound, owned, call->input, call->output, signature, request));
+	control_group_issued(comm->context);
+	if (group->open)
+		engine_set_group(*request, group->number);
+	return ST_OK;
+}
+
+/* counts: of shards of given sizes, which count says nothing about; else NULL. */
+static enum st_status begin(struct comm *comm, enum plan_collective collective, const void *input, void *output, size_t count, const size_t *counts,
+			    enum comm_type type, enum comm_op op, uint32_t root, struct comm_request **request)
 {
 	const char *name = plan_collective_name(collective);
-	const bool reduces = collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER;
 	const bool shards = collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER;
 	size_t element_bytes = comm_type_bytes(type);
 	if (!element_bytes)
@@ -331,110 +403,150 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 	if (root >= comm->size)
 		return st_fail(ST_ERR_USAGE, "%s: root %" PRIu32 " of %" PRIu32 " ranks", name, root, comm->size);
 	size_t factor = shards ? comm->size : 1, bytes;
-	if (__builtin_mul_overflow(count, factor * element_bytes, &bytes) || bytes > SIZE_MAX / 4)
+	struct comm_shards given, *uneven = counts ? &given : NULL;
+	if (uneven) {
+		ST_TRY(comm_shards_measure(name, counts, comm->size, comm->rank, element_bytes, uneven));
+		bytes = given.total * element_bytes;
+		count = counts[comm->rank];
+	} else if (__builtin_mul_overflow(count, factor * element_bytes, &bytes) || bytes > SIZE_MAX / 4) {
 		return st_fail(ST_ERR_USAGE, "%s: %zu elements are more than memory can hold", name, count);
-	if (count && (!input || !output))
-		return st_fail(ST_ERR_USAGE, "%s: no buffer for %zu elements", name, count);
+	}
 	if (((uintptr_t)input | (uintptr_t)output) % element_bytes)
 		return st_fail(ST_ERR_USAGE, "%s: a buffer that is not aligned to its elements of %zu bytes", name, element_bytes);
 
-	size_t own = count * element_bytes;
+	size_t own = count * element_bytes, before = uneven ? given.before * element_bytes : comm->rank * own;
 	const char *in = input;
 	char *out = output;
 	size_t in_bytes = collective == PLAN_REDUCE_SCATTER ? bytes : own, out_bytes = collective == PLAN_ALL_GATHER ? bytes : own;
-	bool in_place = collective == PLAN_REDUCE_SCATTER ? out == in + comm->rank * own
-			: collective == PLAN_ALL_GATHER   ? in == out + comm->rank * own
+	if ((in_bytes && !input) || (out_bytes && !output))
+		return st_fail(ST_ERR_USAGE, "%s: no buffer for %zu elements", name, (input ? out_bytes : in_bytes) / element_bytes);
+	bool in_place = collective == PLAN_REDUCE_SCATTER ? out == in + before
+			: collective == PLAN_ALL_GATHER   ? in == out + before
 							  : in == out;
-	if (!count)
+	if (!bytes)
 		in_place = true;
 	if (!in_place && overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
-	/* Minima and maxima are exact in any type; the sum of two ranks is never partial. */
-	bool wide = reduces && comm->size > 2 && comm->options.accumulate == COMM_ACCUMULATE_F32 && (type == COMM_F16 || type == COMM_BF16) &&
-		    (op == COMM_SUM || op == COMM_AVG);
-	struct plan_shape shape = shape_of_ranks(comm);
-	shape.collective = collective;
-	shape.elements = (uint64_t)count * factor;
-	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : element_bytes);
-	shape.wide = wide;
-	shape.in_place = in_place;
-	shape.root = root;
-	shape.mapped = is_mapped;
-	shape.mapped_context = comm;
-	struct engine_plan *bound;
-	bool owned;
-	ST_TRY(engine_failure(comm->engine));
-	ST_TRY(find_plan(comm, &shape, &bound, &owned));
-	struct transport_signature signature = {.count = count, .root = root, .collective = (uint8_t)collective, .type = (uint8_t)type,
-						.op = (uint8_t)op};
-	ST_TRY(engine_submit(comm->engine, bound, owned, in, out, signature, request));
-	control_group_issued(comm->group);
-	return ST_OK;
+	const struct comm_call call = {.collective = collective, .input = input, .output = output, .count = count, .shards = uneven, .type = type, .op = op,
+				       .root = root, .in_place = in_place};
+	bool held;
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_take(comm, &call, request, &held);
+	if (status == ST_OK && !held)
+		status = comm_issue(comm, &call, request);
+	engine_unlock(comm->engine);
+	return status;
+}
+
+/* Shards that are all alike are what the plain collectives have: one plan and one signature for both. */
+static enum st_status begin_shards(struct comm *comm, enum plan_collective collective, const void *input, void *output, const size_t *counts,
+				   enum comm_type type, enum comm_op op, struct comm_request **request)
+{
+	bool alike = true;
+	if (!counts)
+		return st_fail(ST_ERR_USAGE, "%s: no counts for the shards", plan_collective_name(collective));
+	for (uint32_t r = 1; r < comm->size; r++)
+		alike &= counts[r] == counts[0];
+	return begin(comm, collective, input, output, alike ? counts[0] : 0, alike ? NULL : counts, type, op, 0, request);
 }
 
 enum st_status comm_allreduce(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 			      struct comm_request **request)
 {
-	return begin(comm, PLAN_ALLREDUCE, input, output, count, type, op, 0, request);
+	return begin(comm, PLAN_ALLREDUCE, input, output, count, NULL, type, op, 0, request);
 }
 
 enum st_status comm_reduce_scatter(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type, enum comm_op op,
 				   struct comm_request **request)
 {
-	return begin(comm, PLAN_REDUCE_SCATTER, input, output, count, type, op, 0, request);
+	return begin(comm, PLAN_REDUCE_SCATTER, input, output, count, NULL, type, op, 0, request);
 }
 
 enum st_status comm_all_gather(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
 			       struct comm_request **request)
 {
-	return begin(comm, PLAN_ALL_GATHER, input, output, count, type, COMM_SUM, 0, request);
+	return begin(comm, PLAN_ALL_GATHER, input, output, count, NULL, type, COMM_SUM, 0, request);
+}
+
+enum st_status comm_reduce_scatter_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				     enum comm_op op, struct comm_request **request)
+{
+	return begin_shards(comm, PLAN_REDUCE_SCATTER, input, output, counts, type, op, request);
+}
+
+enum st_status comm_all_gather_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				 struct comm_request **request)
+{
+	return begin_shards(comm, PLAN_ALL_GATHER, input, output, counts, type, COMM_SUM, request);
 }
 
 enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enum comm_type type, uint32_t root, struct comm_request **request)
 {
-	return begin(comm, PLAN_BROADCAST, buffer, buffer, count, type, COMM_SUM, root, request);
+	return begin(comm, PLAN_BROADCAST, buffer, buffer, count, NULL, type, COMM_SUM, root, request);
 }
 
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request)
 {
-	return begin(comm, PLAN_BARRIER, NULL, NULL, 0, COMM_U8, COMM_SUM, 0, request);
+	return begin(comm, PLAN_BARRIER, NULL, NULL, 0, NULL, COMM_U8, COMM_SUM, 0, request);
 }
 
 enum st_status comm_progress(struct comm *comm)
 {
+	engine_lock(comm->engine);
 	enum st_status status = engine_progress(comm->engine);
-	return status == ST_PENDING ? ST_OK : status;
+	engine_unlock(comm->engine);
+	return status;
 }
 
 enum st_status comm_test(struct comm *comm, struct comm_request **request)
 {
-	return engine_test(comm->engine, request);
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_check(comm, *request, "comm_test");
+	if (status == ST_OK)
+		status = engine_test(comm->engine, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 {
-	return engine_wait(comm->engine, request);
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_check(comm, *request, "comm_wait");
+	if (status == ST_OK)
+		status = engine_wait(comm->engine, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, control_group_job_rank(comm->group, comm->rank), CONTROL_HOW_APPLICATION, "", text);
+	control_abort(comm->control, control_group_job_rank(comm->context, comm->rank), CONTROL_HOW_APPLICATION, "", text);
+}
+
+enum st_status comm_failure(struct comm *comm)
+{
+	engine_lock(comm->engine);
+	enum st_status status = engine_failure(comm->engine);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
-	ST_TRY(engine_failure(comm->engine));
-	return control_group_broadcast(comm->group, data, bytes, comm->options.arrival_timeout_ms);
+	ST_TRY(comm_failure(comm));
+	return control_group_broadcast(comm->context, data, bytes, comm->options.arrival_timeout_ms);
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
-	ST_TRY(engine_failure(comm->engine));
-	return control_group_all_gather(comm->group, mine, bytes, all, comm->options.arrival_timeout_ms);
+	ST_TRY(comm_failure(comm));
+	return control_group_all_gather(comm->context, mine, bytes, all, comm->options.arrival_timeout_ms);
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)
 {
+	engine_lock(comm->engine);
 	engine_counters(comm->engine, counters);
+	engine_unlock(comm->engine);
 }

@@ -3,8 +3,9 @@
  *
  * A communicator joins N ranks.  Every collective is called by all ranks in the same order with the same count, type,
  * operation and root; ranks that disagree get ST_ERR_MISMATCH naming both sides.  All calls start the operation and
- * return at once with a request; comm_wait() finishes it.  Operations run in issue order.  A communicator is used by one
- * thread at a time; several communicators may live in one process (ranks as threads).
+ * return at once with a request; comm_wait() finishes it.  Operations of one priority run in issue order; see groups below for
+ * urgent ones.  A communicator is used by one thread at a time (with a progress thread: by any number); several communicators may live
+ * in one process (ranks as threads).
  *
  * Failure: when a rank dies, stalls or reports an error, every other rank's pending and later calls return ST_ERR_ABORTED
  * (the detector itself may return a closer status) and st_message() names the culprit: rank, host, operation, how.
@@ -41,6 +42,8 @@ enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_H
 		      COMM_ALGORITHM_TORUS, COMM_ALGORITHMS };
 enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */
 
+#define COMM_MAX_LANES 4
+
 struct comm_options {
 	enum comm_algorithm algorithm; /* rank 0's value is used */
 	unsigned transports;           /* mask of enum comm_transport; ranks of one node use shm when it is in the mask */
@@ -50,11 +53,17 @@ struct comm_options {
 	size_t chunk_bytes;            /* pipeline granularity, default 128 KiB; equal on all ranks (rank 0's value is used) */
 	unsigned slots;                /* chunks in flight per channel, default 4; likewise */
 	enum comm_accumulate accumulate; /* how partial sums of f16 and bf16 travel, default f32; see below; likewise */
+	unsigned lanes;                /* operations in flight at once, each lane with links of its own: 1 to COMM_MAX_LANES, default 2; likewise.  Each
+	                                  takes slots * chunk_bytes of memory per link and direction */
+	size_t fusion_bytes;           /* all-reduces of a group run as one up to this size, default 128 KiB, at most 64 MiB, 0: never; likewise.  Each
+	                                  lane that fuses takes as much memory */
+	bool progress_thread;          /* a helper thread moves operations on while the application computes; default: only calls do */
 	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
 };
 
 /* Defaults, then SYNCTRAIN_ALGORITHM (auto, ring, ...), SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
- * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_ACCUMULATE (f32, wire), SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
+ * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_ACCUMULATE (f32, wire), SYNCTRAIN_LANES, SYNCTRAIN_FUSION_BYTES, SYNCTRAIN_PROGRESS
+ * (caller, thread), SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
 enum st_status comm_options_init(struct comm_options *options);
 
 /*
@@ -102,13 +111,16 @@ const char *comm_op_name(enum comm_op op);
 
 /*
  * Collectives.  Buffers are borrowed until the request is done; input == output is in place (where shapes allow: for
- * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements); other overlaps
- * are not allowed.  Zero counts are fine.
+ * reduce_scatter output == input + rank * count, for all_gather input == output + rank * count elements; with counts, + the shards of lower
+ * ranks); other overlaps are not allowed.  Zero counts are fine, also of some shards.  counts[size] is read during the call only, the same on
+ * all ranks, and each call looks at all of it; repeated calls with the same counts find their plan again.
  *
  *   allreduce       input (count), output (count): elementwise reduction over ranks
  *   reduce_scatter  input (size * count), output (count): shard `rank` of the reduction
  *   all_gather      input (count), output (size * count): all inputs in rank order
  *   broadcast       buffer (count): root's contents everywhere
+ *   reduce_scatter_v  input (sum of counts), output (counts[rank]): shard `rank` of the reduction, where shard r has counts[r] elements
+ *   all_gather_v    input (counts[rank]), output (sum of counts): all inputs in rank order
  *   barrier         done when all ranks have entered
  *
  * Buffers are aligned to their elements.  Sums are taken in an order that the algorithm gives, the same on every run with the same world, count
@@ -117,7 +129,8 @@ const char *comm_op_name(enum comm_op op);
  *   f32, f64    each addition rounds once, to nearest even
  *   f16, bf16   inputs are widened to f32 and added there; a partial sum that is forwarded travels as f32 and the last rank to add rounds
  *               once: |result - exact sum| <= ulp(result)/2 + (ranks - 1) * 2^-24 * sum of |inputs|, which is within 1 ulp of the exact
- *               sum unless the inputs cancel or there are thousands of ranks; such sums of more than two ranks run on the ring.
+ *               sum unless the inputs cancel or there are thousands of ranks; such sums of more than two ranks run on the ring, the tree
+ *               or recursive doubling, the cheapest of those that the algorithm's name allows, or on the ring if it allows none.
  *               COMM_ACCUMULATE_WIRE: partial sums travel in the type itself, half the bytes, and every rank that adds rounds
  *   i32, i64, u8  sums wrap modulo 2^32, 2^64, 2^8
  *   avg         the sum, divided once by the number of ranks where it becomes final: floats round once more (f16 and bf16 divide
@@ -131,6 +144,10 @@ enum st_status comm_reduce_scatter(struct comm *comm, const void *input, void *o
 				   enum comm_op op, struct comm_request **request);
 enum st_status comm_all_gather(struct comm *comm, const void *input, void *output, size_t count, enum comm_type type,
 			       struct comm_request **request);
+enum st_status comm_reduce_scatter_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				     enum comm_op op, struct comm_request **request);
+enum st_status comm_all_gather_v(struct comm *comm, const void *input, void *output, const size_t *counts, enum comm_type type,
+				 struct comm_request **request);
 enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enum comm_type type, uint32_t root,
 			      struct comm_request **request);
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request);
@@ -138,10 +155,10 @@ enum st_status comm_barrier(struct comm *comm, struct comm_request **request);
 /* Moves every pending operation on as far as it goes without blocking. ST_OK, or the communicator's failure. */
 enum st_status comm_progress(struct comm *comm);
 
-/* ST_OK: done, *request freed and set to NULL.  ST_PENDING: not yet.  Else: failed, freed and NULL too. */
+/* ST_OK: done, *request freed and set to NULL.  ST_PENDING: not yet.  ST_ERR_USAGE: see groups.  Else: failed, freed and NULL too. */
 enum st_status comm_test(struct comm *comm, struct comm_request **request);
 
-/* Blocks until done or failed (spin, yield, then sleep). The request is freed and set to NULL in both cases. */
+/* Blocks until done or failed (spin, yield, then sleep). The request is freed and set to NULL in both cases. ST_ERR_USAGE: see groups. */
 enum st_status comm_wait(struct comm *comm, struct comm_request **request);
 
 /*
@@ -155,12 +172,32 @@ void comm_abort(struct comm *comm, const char *text);
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes);
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all);
 
+/*
+ * Groups: what is issued between begin and end, by all ranks alike, has a priority, 0 to anything, and may be fused.
+ *
+ * PRIORITY.  Larger is more urgent; outside a group it is 0.  Operations of priority p run in lane min(p, lanes - 1), one after the other; a chunk of a
+ * lower lane moves only while no higher lane can, and then it does, so nobody starves for an urgent operation that waits for a peer.
+ * Ranks that issue an operation with different priorities get ST_ERR_MISMATCH, as those that issue them in another order.
+ *
+ * FUSION.  Consecutive all-reduces of a group, of one type and operation, run as one operation while they have fusion_bytes or less together (and are 255
+ * or fewer): a function of the order of issue and of sizes alone, so the same on all ranks.  Their elements are added as those of one long vector:
+ * results are equal on all ranks and from run to run, but last bits of floating-point sums may differ from those of the same all-reduces outside a group,
+ * where the ranks' contributions may be added in another order.  Each has its own request, done when all are.  Counters count one operation.
+ *
+ * Operations of an open group may start any time until its end.  Waiting for or testing their requests before that is ST_ERR_USAGE, and
+ * leaves the request as it is.  Groups do not nest.
+ */
+enum st_status comm_group_begin(struct comm *comm, unsigned priority);
+/* ST_ERR_USAGE: no group is open.  Else what became of the operations that were still held back; their requests say the same. */
+enum st_status comm_group_end(struct comm *comm);
+
 struct comm_counters {
 	uint64_t shm_puts, shm_bytes; /* sent by this rank through shared memory */
 	uint64_t tcp_puts, tcp_bytes; /* and through TCP */
 	uint64_t reduced_bytes;       /* operand bytes read by reductions */
 	uint64_t copied_bytes;
 	uint64_t operations;
+	uint64_t fused;               /* all-reduces that ran as part of one operation with others */
 	int64_t blocked_ns;           /* wall time this rank spent inside comm_wait */
 	uint64_t sleeps;              /* times a wait went to sleep in the kernel */
 };

@@ -15,6 +15,7 @@ struct edge {
 	uint64_t order;
 	uint32_t peer;
 	uint16_t index;
+	uint8_t lane;
 };
 
 struct edges {
@@ -22,9 +23,9 @@ struct edges {
 	size_t count, room;
 };
 
-static uint64_t order_of(uint64_t a, uint64_t b, uint64_t index)
+static uint64_t order_of(uint64_t a, uint64_t b, uint64_t index, uint64_t lane)
 {
-	uint64_t x = ((a < b ? a << 32 | b : b << 32 | a) ^ index << 60) + UINT64_C(0x9e3779b97f4a7c15);
+	uint64_t x = ((a < b ? a << 32 | b : b << 32 | a) ^ index << 60 ^ lane << 28) + UINT64_C(0x9e3779b97f4a7c15);
 	/* One to one, so that no two links of a job have the same number. */
 	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
 	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -37,11 +38,11 @@ static int by_order(const void *a, const void *b)
 	return (x->order > y->order) - (x->order < y->order);
 }
 
-static enum st_status add_edges(struct edges *edges, const struct plan *plan)
+static enum st_status add_edges(struct edges *edges, const struct plan *plan, uint8_t lane)
 {
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
-		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index};
-		edge.order = order_of(plan->rank, edge.peer, edge.index);
+		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index, .lane = lane};
+		edge.order = order_of(plan->rank, edge.peer, edge.index, lane);
 		bool known = false;
 		for (size_t k = 0; k < edges->count; k++)
 			known |= edges->items[k].order == edge.order;
@@ -75,7 +76,9 @@ static enum st_status find_edges(const struct comm_links_options *options, struc
 			shape.slots = options->slots;
 			shape.mapped = NULL;
 			ST_TRY(plan_build((enum plan_algorithm)algorithm, &shape, &plan));
-			enum st_status status = add_edges(edges, plan);
+			enum st_status status = ST_OK;
+			for (uint8_t lane = 0; lane < options->lanes && status == ST_OK; lane++)
+				status = add_edges(edges, plan, lane);
 			plan_free(plan);
 			ST_TRY(status);
 		}
@@ -98,7 +101,7 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 			       ends.rank, ends.host, ends.peer, ends.peer_host);
 	int fd;
 	struct link *link;
-	ST_TRY(control_group_data_socket(options->group, peer, edge->index, share, &fd));
+	ST_TRY(control_group_data_socket(options->group, peer, edge->index | (uint32_t)edge->lane << 16, share, &fd));
 	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
 	enum st_status status = ops->open(fd, &ends, options->slots, options->chunk_bytes, options->timeout_ms, &link);
 	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
@@ -108,7 +111,7 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 		return control_group_suspect(options->group, peer, "start-up", why);
 	}
 	ST_TRY(status);
-	return engine_add_link(options->engine, link, edge->index);
+	return engine_add_link(options->engine, link, edge->index, edge->lane);
 }
 
 enum st_status comm_links_open(const struct comm_links_options *options)

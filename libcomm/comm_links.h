@@ -12,12 +12,13 @@ struct comm_links_options {
 	unsigned algorithms; /* mask of 1 << enum plan_algorithm, equal on all ranks */
 	unsigned transports; /* mask of enum comm_transport; likewise */
 	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on; ranks are the communicator's */
+	unsigned lanes; /* equal on all ranks, as are the two below */
 	unsigned slots;
 	size_t chunk_bytes;
 	int64_t timeout_ms;
 };
 
-/* Collective. Opens every link that a plan of any of the algorithms, for any collective, has channels for. Blocks. */
+/* Collective. Opens every link that a plan of any of the algorithms, for any collective, has channels for, once for each lane. Blocks. */
 enum st_status comm_links_open(const struct comm_links_options *options);
 
 #endif

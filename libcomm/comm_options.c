@@ -12,7 +12,7 @@ static const struct {
 	const char *name;
 	unsigned algorithms;
 } choices[COMM_ALGORITHMS] = {
-	[COMM_ALGORITHM_AUTO] = {"auto", ((1 << PLAN_ALGORITHMS) - 1) & ~(1 << PLAN_TORUS)},
+	[COMM_ALGORITHM_AUTO] = {"auto", ((1 << PLAN_ALGORITHMS) - 1) & ~(1 << PLAN_TORUS | 1 << PLAN_DIRECT)},
 	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
 	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING | 1 << PLAN_BRUCK},
 	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE | 1 << PLAN_BRUCK},
@@ -88,6 +88,8 @@ enum st_status comm_options_init(struct comm_options *options)
 		.arrival_timeout_ms = 1800000,
 		.chunk_bytes = 128 * 1024,
 		.slots = 4,
+		.lanes = 2,
+		.fusion_bytes = 128 * 1024,
 	};
 	ST_TRY(algorithm_from_environment(&made.algorithm));
 	ST_TRY(transports_from_environment(&made.transports));
@@ -101,6 +103,16 @@ enum st_status comm_options_init(struct comm_options *options)
 		made.accumulate = COMM_ACCUMULATE_WIRE;
 	else if (accumulate && *accumulate && strcmp(accumulate, "f32"))
 		return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_ACCUMULATE: '%.64s', expected f32 or wire", accumulate);
+	int64_t lanes = made.lanes, fusion_bytes = (int64_t)made.fusion_bytes;
+	ST_TRY(number_from_environment("SYNCTRAIN_LANES", 1, COMM_MAX_LANES, &lanes));
+	ST_TRY(number_from_environment("SYNCTRAIN_FUSION_BYTES", 0, COMM_MAX_FUSION_BYTES, &fusion_bytes));
+	made.lanes = (unsigned)lanes;
+	made.fusion_bytes = (size_t)fusion_bytes;
+	const char *progress = getenv("SYNCTRAIN_PROGRESS");
+	if (progress && !strcmp(progress, "thread"))
+		made.progress_thread = true;
+	else if (progress && *progress && strcmp(progress, "caller"))
+		return st_fail(ST_ERR_CONFIG, "SYNCTRAIN_PROGRESS: '%.64s', expected caller or thread", progress);
 	const char *interface = getenv("SYNCTRAIN_INTERFACE");
 	if (interface && *interface)
 		made.interface = interface;
@@ -117,6 +129,11 @@ enum st_status comm_options_check(const struct comm_options *options)
 		return st_fail(ST_ERR_USAGE, "communicator: no transports in mask 0x%x", options->transports);
 	if ((unsigned)options->accumulate > COMM_ACCUMULATE_WIRE)
 		return st_fail(ST_ERR_USAGE, "communicator: no way %d to accumulate", (int)options->accumulate);
+	if (!options->lanes || options->lanes > COMM_MAX_LANES)
+		return st_fail(ST_ERR_USAGE, "communicator: %u lanes, expected 1 to %d", options->lanes, COMM_MAX_LANES);
+	if (options->fusion_bytes > COMM_MAX_FUSION_BYTES)
+		return st_fail(ST_ERR_USAGE, "communicator: fusion of up to %zu bytes, expected at most %d", options->fusion_bytes,
+			       COMM_MAX_FUSION_BYTES);
 	if (options->startup_timeout_ms <= 0 || options->stall_timeout_ms <= 0 || options->arrival_timeout_ms <= 0)
 		return st_fail(ST_ERR_USAGE, "communicator: a timeout that is not positive");
 	if (options->chunk_bytes < 64 || options->chunk_bytes > (size_t)1 << 30 || options->slots < 2 || options->slots > 1024)

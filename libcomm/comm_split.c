@@ -41,7 +41,7 @@ static uint64_t context_of(uint64_t parent, uint64_t number, int32_t color)
 
 static void name_of(const struct comm *parent, int32_t color, char name[CONTROL_GROUP_NAME_BYTES])
 {
-	const char *above = control_group_context(parent->group) ? control_group_name(parent->group) : NULL;
+	const char *above = control_group_context(parent->context) ? control_group_name(parent->context) : NULL;
 
 	snprintf(name, CONTROL_GROUP_NAME_BYTES, "%s%s%" PRIu64 ":%" PRId32, above ? above : "", above ? "/" : "", parent->splits, color);
 }
@@ -63,7 +63,7 @@ static enum st_status find_fellows(const struct comm *parent, const struct choic
 			fellows[found++] = (struct fellow){choices[r].key, r};
 	qsort(fellows, found, sizeof *fellows, by_key_then_rank);
 	for (uint32_t i = 0; i < found; i++)
-		(*ranks)[i] = control_group_job_rank(parent->group, fellows[i].rank);
+		(*ranks)[i] = control_group_job_rank(parent->context, fellows[i].rank);
 	*count = found;
 	free(fellows);
 	return ST_OK;
@@ -75,7 +75,7 @@ static enum st_status form(const struct comm *parent, const struct choice *choic
 	uint32_t *ranks = NULL, count = 0;
 
 	ST_TRY(find_fellows(parent, choices, color, &ranks, &count));
-	enum st_status status = control_group_form(comm->group, ranks, count);
+	enum st_status status = control_group_form(comm->context, ranks, count);
 	free(ranks);
 	ST_TRY(status);
 	comm->options = parent->options;
@@ -84,7 +84,7 @@ static enum st_status form(const struct comm *parent, const struct choice *choic
 	comm->algorithms = parent->algorithms;
 	ST_TRY(comm_wire(comm));
 	/* Whoever returns knows that all can be reached: what was announced has been taken up. */
-	return control_group_meet(comm->group, parent->options.startup_timeout_ms);
+	return control_group_meet(comm->context, parent->options.startup_timeout_ms);
 }
 
 enum st_status comm_split(struct comm *parent, int32_t color, int32_t key, struct comm **sub)
@@ -97,7 +97,7 @@ enum st_status comm_split(struct comm *parent, int32_t color, int32_t key, struc
 
 	if (color < 0 && color != COMM_NO_COLOR)
 		return st_fail(ST_ERR_USAGE, "comm_split: seen color %" PRId32 ", expected 0 or more, or COMM_NO_COLOR", color);
-	ST_TRY(engine_failure(parent->engine));
+	ST_TRY(comm_failure(parent));
 	parent->splits++;
 	choices = calloc(parent->size, sizeof *choices);
 	if (color != COMM_NO_COLOR)
@@ -110,11 +110,11 @@ enum st_status comm_split(struct comm *parent, int32_t color, int32_t key, struc
 		name_of(parent, color, name);
 		control_hold(parent->control);
 		comm->control = parent->control;
-		status = control_group_announce(parent->control, context_of(control_group_context(parent->group), parent->splits, color), name, &comm->group);
+		status = control_group_announce(parent->control, context_of(control_group_context(parent->context), parent->splits, color), name, &comm->context);
 		if (status != ST_OK)
 			goto give_up;
 	}
-	status = control_group_split(parent->group, &mine, sizeof mine, choices, parent->options.arrival_timeout_ms);
+	status = control_group_split(parent->context, &mine, sizeof mine, choices, parent->options.arrival_timeout_ms);
 	if (status == ST_OK && comm)
 		status = form(parent, choices, color, comm);
 give_up:

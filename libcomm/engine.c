@@ -1,29 +1,17 @@
-/* The interpreter of plans, waiting, and what happens when a wait is in vain. */
+/* The interpreter of plans, and what happens when a wait is in vain. */
 #include "engine_internal.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "control.h"
 
-/*
- * A wait spins (data that is on its way comes within microseconds), then yields, then sleeps.  How long it spins adapts: when data comes only
- * with the first yield the peer may need this very core, and spinning is in its way.  Now and then a wait spins in full to find
- * out whether that is still so: without, two ranks on cores of their own would go on yielding to nobody.
- */
-#define SPIN_NS (20 * INT64_C(1000))
-#define SPIN_LEAST_NS INT64_C(500)
-#define SPIN_PROBE_EVERY 64
-#define YIELD_NS (500 * INT64_C(1000))
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
 
-static void release_plan(struct engine_plan *bound)
+void engine_release_plan(struct engine_plan *bound)
 {
 	if (!--bound->users && bound->owned)
 		engine_unbind(bound);
@@ -31,12 +19,17 @@ static void release_plan(struct engine_plan *bound)
 
 enum st_status engine_create(const struct engine_options *options, struct engine **engine)
 {
+	if (options->lanes > COMM_MAX_LANES)
+		return st_fail(ST_ERR_INTERNAL, "engine: %u lanes", options->lanes);
 	struct engine *made = calloc(1, sizeof *made);
 	if (!made)
 		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	made->options = *options;
-	made->lane.engine = made;
-	made->spin_ns = options->crowded ? 0 : SPIN_NS;
+	if (!made->options.lanes)
+		made->options.lanes = 1;
+	for (unsigned l = 0; l < COMM_MAX_LANES; l++)
+		made->lanes[l].engine = made;
+	engine_reset_spin(made);
 	*engine = made;
 	return ST_OK;
 }
@@ -45,45 +38,56 @@ void engine_free(struct engine *engine)
 {
 	if (!engine)
 		return;
-	struct lane *lane = &engine->lane;
-	while (lane->first) {
-		struct comm_request *request = lane->first;
-		lane->first = request->next;
-		release_plan(request->bound);
-		free(request);
+	engine_stop_thread(engine);
+	for (unsigned l = 0; l < engine->options.lanes; l++) {
+		for (struct comm_request *request = engine->lanes[l].first; request; request = request->next)
+			engine_release_plan(request->bound);
+		free(engine->lanes[l].staging);
 	}
-	while (engine->spare) {
-		struct comm_request *request = engine->spare;
-		engine->spare = request->next;
+	while (engine->made) {
+		struct comm_request *request = engine->made;
+		engine->made = request->made;
 		free(request);
 	}
 	for (size_t i = 0; i < engine->link_count; i++)
 		engine->links[i]->ops->close(engine->links[i]);
 	free(engine->links);
+	free(engine->fds);
 	free(engine);
 }
 
-enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_t index)
+enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_t index, unsigned lane)
 {
 	struct link **links = realloc(engine->links, (engine->link_count + 1) * sizeof(struct link *));
-	if (!links) {
+	if (links)
+		engine->links = links;
+	struct pollfd *fds = realloc(engine->fds, (engine->link_count + 3) * sizeof *fds);
+	if (fds)
+		engine->fds = fds;
+	if (!links || !fds || lane >= engine->options.lanes) {
 		link->ops->close(link);
-		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+		return links && fds ? st_fail(ST_ERR_INTERNAL, "engine: lane %u of %u", lane, engine->options.lanes)
+				    : st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	}
-	engine->links = links;
 	engine->links[engine->link_count++] = link;
 	link->index = index;
+	link->lane = (uint8_t)lane;
 	return ST_OK;
 }
 
-const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index)
+static struct link *find_link(const struct engine *engine, uint32_t peer, uint16_t index, unsigned lane)
 {
 	if (engine->options.group)
 		peer = control_group_job_rank(engine->options.group, peer);
 	for (size_t i = 0; i < engine->link_count; i++)
-		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index)
+		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index && engine->links[i]->lane == lane)
 			return engine->links[i];
 	return NULL;
+}
+
+const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index)
+{
+	return find_link(engine, peer, index, 0);
 }
 
 void engine_unbind(struct engine_plan *bound)
@@ -94,7 +98,23 @@ void engine_unbind(struct engine_plan *bound)
 	free(bound->links);
 	free(bound->distinct);
 	free(bound->ends);
+	free(bound->work);
 	free(bound);
+}
+
+/* The plan does not say of which type its elements are: wide partial sums are f32, others as long as the longest type. */
+static enum st_status allocate_work(struct engine_plan *bound)
+{
+	const struct plan *plan = bound->plan;
+	const size_t line = 64, element = plan->wide ? sizeof(float) : sizeof(double);
+	size_t bytes, all;
+	if (!plan->work)
+		return ST_OK;
+	if (__builtin_mul_overflow(plan->work_elements, element, &bytes) || bytes > SIZE_MAX - line ||
+	    __builtin_mul_overflow((bytes + line - 1) / line * line, plan->work, &all) || !(bound->work = aligned_alloc(line, all)))
+		return st_fail(ST_ERR_NOMEM, "engine: no memory for %" PRIu32 " work slots of %ju elements", plan->work, (uintmax_t)plan->work_elements);
+	bound->work_bytes = all / plan->work;
+	return ST_OK;
 }
 
 const struct plan *engine_plan_of(const struct engine_plan *bound)
@@ -107,7 +127,7 @@ unsigned engine_plan_users(const struct engine_plan *bound)
 	return bound->users;
 }
 
-enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engine_plan **bound)
+enum st_status engine_bind(struct engine *engine, struct plan *plan, unsigned lane, struct engine_plan **bound)
 {
 	struct engine_plan *made = calloc(1, sizeof *made);
 	if (!made) {
@@ -115,7 +135,8 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 		return st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	}
 	made->plan = plan;
-	enum st_status status = plan_check(plan);
+	made->lane = lane;
+	enum st_status status = lane < engine->options.lanes ? plan_check(plan) : st_fail(ST_ERR_INTERNAL, "engine: lane %u of %u", lane, engine->options.lanes);
 	if (status == ST_OK) {
 		made->links = calloc(plan->channel_count + 1, sizeof(struct link *));
 		made->distinct = calloc(plan->channel_count + 1, sizeof(struct link *));
@@ -123,12 +144,14 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 		if (!made->links || !made->distinct || !made->ends)
 			status = st_fail(ST_ERR_NOMEM, "engine: out of memory");
 	}
+	if (status == ST_OK)
+		status = allocate_work(made);
 	for (uint32_t i = 0; status == ST_OK && i < plan->channel_count; i++) {
 		const struct plan_channel *channel = &plan->channels[i];
-		made->links[i] = (struct link *)(uintptr_t)engine_link(engine, channel->peer, channel->index);
+		made->links[i] = find_link(engine, channel->peer, channel->index, lane);
 		if (!made->links[i])
-			status = st_fail(ST_ERR_INTERNAL, "engine: rank %" PRIu32 " has no link %u to rank %" PRIu32, engine->options.rank,
-					 channel->index, channel->peer);
+			status = st_fail(ST_ERR_INTERNAL, "engine: rank %" PRIu32 " has no link %u to rank %" PRIu32 " in lane %u", engine->options.rank,
+					 channel->index, channel->peer, lane);
 		else if (made->links[i]->ops->mapped != channel->mapped)
 			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " takes %s for another kind of link",
 					 engine->options.rank, made->links[i]->ops->name);
@@ -155,11 +178,37 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, struct engi
 	return ST_OK;
 }
 
+/* What the service thread says of this rank: of its current operations, the oldest is what others wait for most. */
+static void say_what_is_done(const struct engine *engine)
+{
+	const struct comm_request *oldest = NULL;
+	for (unsigned l = 0; l < engine->options.lanes; l++) {
+		const struct comm_request *first = engine->lanes[l].first;
+		if (first && first->started && (!oldest || first->signature.sequence < oldest->signature.sequence))
+			oldest = first;
+	}
+	if (oldest && engine->options.group)
+		control_group_doing(engine->options.group, plan_collective_name(oldest->bound->plan->collective), oldest->signature.sequence);
+}
+
+/* Gathers a fused operation's inputs, or spreads out what became of them. */
+static void copy_members(const struct lane *lane, const struct comm_request *request, bool gather)
+{
+	char *staging = lane->staging;
+	for (const struct comm_request *member = request->members; member; member = member->next) {
+		if (member->bytes)
+			memcpy(gather ? staging : member->output, gather ? member->input : staging, member->bytes);
+		staging += member->bytes;
+		lane->engine->counters.copied_bytes += member->bytes;
+	}
+}
+
 static void start(struct lane *lane)
 {
-	const struct engine_options *options = &lane->engine->options;
+	struct engine *engine = lane->engine;
 	struct comm_request *request = lane->first;
 	request->started = true;
+	engine->starts++;
 	lane->at = 0;
 	lane->depth = 0;
 	memset(lane->vars, 0, sizeof lane->vars);
@@ -170,13 +219,16 @@ static void start(struct lane *lane)
 	lane->finish = reduce_kernel_best(type, op);
 	lane->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : lane->finish;
 	/* A reduction in place has just read the lines that it writes. */
-	lane->stream = plan->elements * request->element_bytes >= options->stream_bytes && !(reduces && plan->in_place);
+	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
-	lane->announced = lane->second_chance = false;
+	lane->counting = lane->announced = lane->second_chance = false;
+	if (request->members) {
+		request->input = request->output = lane->staging;
+		copy_members(lane, request, true);
+	}
 	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
 		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
-	if (options->control)
-		control_group_doing(options->group, plan_collective_name(plan->collective), request->signature.sequence);
+	say_what_is_done(engine);
 }
 
 static void retire(struct engine *engine, struct comm_request *request)
@@ -185,22 +237,41 @@ static void retire(struct engine *engine, struct comm_request *request)
 	engine->spare = request;
 }
 
+static void end_request(struct engine *engine, struct comm_request *request, enum st_status status)
+{
+	request->done = true;
+	request->status = status;
+	engine->ends++;
+}
+
 static void finish_first(struct lane *lane, enum st_status status)
 {
+	struct engine *engine = lane->engine;
 	struct comm_request *request = lane->first;
 	lane->first = request->next;
 	if (!lane->first)
 		lane->last = NULL;
-	request->done = true;
-	request->status = status;
-	release_plan(request->bound);
+	engine_release_plan(request->bound);
 	request->bound = NULL;
+	if (request->members) {
+		if (status == ST_OK)
+			copy_members(lane, request, false);
+		for (struct comm_request *member = request->members; member; member = member->next)
+			end_request(engine, member, status);
+		retire(engine, request); /* nobody else knows it */
+	} else {
+		end_request(engine, request, status);
+	}
 	lane->blocked = NULL;
 	lane->moves++;
+	say_what_is_done(engine);
 }
 
-/* Runs the lane as far as it goes. ST_OK: no requests left. */
-static enum st_status run(struct lane *lane)
+/*
+ * Runs the lane as far as it goes; a polite one, below others that have something to do, stops after a step on data.  ST_OK: no requests left.
+ * ST_PENDING.  Else the failure of lane->blocked.
+ */
+static enum st_status run(struct lane *lane, bool polite)
 {
 	while (lane->first) {
 		struct comm_request *request = lane->first;
@@ -210,6 +281,7 @@ static enum st_status run(struct lane *lane)
 			start(lane);
 		while (lane->at < plan->step_count) {
 			const struct plan_step *step = &plan->steps[lane->at];
+			bool data = false;
 			if (step->kind == PLAN_LOOP) {
 				if (!step->count) {
 					lane->at = bound->ends[lane->at] + 1;
@@ -228,8 +300,11 @@ static enum st_status run(struct lane *lane)
 				if (status != ST_OK)
 					return status;
 				lane->moves++;
+				data = step->kind == PLAN_PUT || step->kind == PLAN_LEND || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY;
 			}
 			lane->at++;
+			if (data && polite)
+				return ST_PENDING;
 		}
 		lane->engine->counters.operations++;
 		finish_first(lane, ST_OK);
@@ -238,26 +313,36 @@ static enum st_status run(struct lane *lane)
 	return ST_OK;
 }
 
-bool engine_busy(const struct engine *engine)
-{
-	return engine->lane.first != NULL;
-}
-
 enum st_status engine_failure(const struct engine *engine)
 {
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
 }
 
-/* From here on everything fails. `status` is what this call returns; later calls return ST_ERR_ABORTED. Message: st_message(). */
-static enum st_status fail_all(struct engine *engine, enum st_status status)
+enum st_status engine_fail_all(struct engine *engine, enum st_status status)
 {
 	if (engine->failed == ST_OK) {
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
 	}
-	while (engine->lane.first)
-		finish_first(&engine->lane, ST_ERR_ABORTED);
+	for (unsigned l = 0; l < engine->options.lanes; l++)
+		while (engine->lanes[l].first)
+			finish_first(&engine->lanes[l], ST_ERR_ABORTED);
+	/* Members of operations that were not submitted yet. */
+	for (struct comm_request *request = engine->made; request; request = request->made)
+		if (request->waits_for_group) {
+			request->waits_for_group = false;
+			end_request(engine, request, ST_ERR_ABORTED);
+		}
 	return st_fail_copy(status, engine->why);
+}
+
+enum st_status engine_fail(struct engine *engine, enum st_status status)
+{
+	char why[512];
+	snprintf(why, sizeof why, "%s", st_message());
+	if (engine->options.control)
+		control_abort(engine->options.control, engine->options.rank, CONTROL_HOW_APPLICATION, "", why);
+	return engine_fail_all(engine, status);
 }
 
 #define OPERATION_TEXT (TRANSPORT_SIGNATURE_TEXT + 64)
@@ -285,7 +370,7 @@ static enum st_status link_failed(struct lane *lane, const struct link *link, en
 			control_group_suspect(engine->options.group, link->ends.peer, operation, detail);
 		else
 			st_fail(status, "%s, in %s", detail, operation);
-		return fail_all(engine, ST_ERR_ABORTED);
+		return engine_fail_all(engine, ST_ERR_ABORTED);
 	}
 	if (control) {
 		enum control_how how = status == ST_ERR_MISMATCH   ? CONTROL_HOW_MISMATCH
@@ -295,7 +380,7 @@ static enum st_status link_failed(struct lane *lane, const struct link *link, en
 	} else {
 		st_fail(status, "%s", detail);
 	}
-	return fail_all(engine, status);
+	return engine_fail_all(engine, status);
 }
 
 static enum st_status late(struct lane *lane, bool entered)
@@ -311,28 +396,63 @@ static enum st_status late(struct lane *lane, bool entered)
 		control_abort(engine->options.control, link->ends.peer, CONTROL_HOW_LATE, operation, detail);
 	else
 		st_fail(ST_ERR_TIMEOUT, "%s: %s", operation, detail);
-	return fail_all(engine, ST_ERR_ABORTED);
+	return engine_fail_all(engine, ST_ERR_ABORTED);
 }
 
-/* Nothing moved in this look: has it been too long? */
-static enum st_status check_stillness(struct lane *lane)
+/*
+ * A peer that issued this operation with another priority is in another lane, where the two can't meet.  What it entered there is
+ * known once it has announced it.
+ */
+static enum st_status check_other_lanes(struct lane *lane)
+{
+	const struct engine *engine = lane->engine;
+	const struct transport_signature *mine = &lane->first->signature;
+	const struct transport_ends *ends = &lane->blocked->ends;
+	const unsigned own = lane->blocked->lane;
+	for (size_t i = 0; i < engine->link_count; i++) {
+		struct link *link = engine->links[i];
+		struct transport_signature theirs;
+		char my_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT];
+		if (link->ends.peer != ends->peer || link->lane == own)
+			continue;
+		/* A transport looks at a link that is not in use only now and then.  A failure stays there for who needs the link. */
+		for (int turn = 0; turn < 8; turn++)
+			link->ops->progress(link);
+		if (!link->ops->heard(link, &theirs) || theirs.sequence != mine->sequence)
+			continue;
+		transport_signature_print(mine, my_text);
+		transport_signature_print(&theirs, their_text);
+		st_fail(ST_ERR_MISMATCH,
+			"ranks disagree: rank %" PRIu32 " on %s calls %s with priority %u, rank %" PRIu32 " on %s calls %s with priority %u", ends->rank,
+			ends->host, my_text, own, ends->peer, ends->peer_host, their_text, link->lane);
+		return link_failed(lane, lane->blocked, ST_ERR_MISMATCH);
+	}
+	return ST_OK;
+}
+
+static enum st_status check_lane(struct lane *lane)
 {
 	struct link *link = lane->blocked;
 	if (!link)
 		return ST_OK;
-	if (!lane->still_since || lane->still_moves != lane->moves) {
+	if (!lane->counting || lane->still_moves != lane->moves) {
+		lane->counting = true;
 		lane->still_moves = lane->moves;
 		lane->still_since = st_now_ns();
 		lane->arrival = st_deadline_in_ms(lane->engine->options.arrival_timeout_ms);
 		lane->second_chance = false;
 		return ST_OK;
 	}
+	if (!lane->still_since)
+		lane->still_since = st_now_ns();
 	bool late_now = st_deadline_expired(&lane->arrival);
 	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
 		lane->announced = true;
 		for (uint32_t i = 0; i < lane->first->bound->distinct_count; i++)
 			lane->first->bound->distinct[i]->ops->announce(lane->first->bound->distinct[i]);
 	}
+	if (lane->announced && lane->engine->options.lanes > 1)
+		ST_TRY(check_other_lanes(lane));
 	if (!late_now)
 		return ST_OK;
 	/* A peer that has entered waits for somebody else itself; that rank's neighbour will name it. */
@@ -346,235 +466,245 @@ static enum st_status check_stillness(struct lane *lane)
 	return late(lane, entered);
 }
 
-/*
- * One look at everything: runs, moves bytes, runs again while that helped.  ST_OK: nothing is left to do.  ST_PENDING.
- * Else: the failure, after which nothing is left.
- */
-static enum st_status look(struct engine *engine)
+enum st_status engine_check_stillness(struct engine *engine)
 {
-	struct lane *lane = &engine->lane;
+	for (unsigned l = engine->options.lanes; l--;)
+		if (engine->lanes[l].first)
+			ST_TRY(check_lane(&engine->lanes[l]));
+	return ST_OK;
+}
+
+/* A lane's turn: runs, moves bytes, runs again.  A polite one does no more than a step on data.  As run(), but failures are dealt with. */
+static enum st_status serve(struct lane *lane, bool polite)
+{
+	uint64_t moves = lane->moves;
+	enum st_status status = run(lane, polite);
+	if (status == ST_OK || (status == ST_PENDING && polite && lane->moves != moves))
+		return status;
+	struct link *blocked = lane->blocked;
+	if (status != ST_PENDING)
+		return link_failed(lane, blocked, status);
+	const struct engine_plan *bound = lane->first->bound;
+	bool dead = false;
+	for (uint32_t i = 0; i < bound->distinct_count; i++) {
+		struct link *link = bound->distinct[i];
+		status = link->ops->progress(link);
+		if (status == ST_ERR_ABORTED)
+			dead |= link == blocked; /* what came before the end may be all that is needed */
+		else if (status != ST_OK)
+			return link_failed(lane, link, status);
+	}
+	/* The step that was blocked may go on now; when it can't and its link is dead, it never will. */
+	moves = lane->moves;
+	status = run(lane, polite);
+	if (status != ST_OK && status != ST_PENDING)
+		return link_failed(lane, lane->blocked, status);
+	if (status == ST_PENDING && dead && lane->moves == moves) {
+		transport_status(blocked);
+		return link_failed(lane, blocked, ST_ERR_ABORTED);
+	}
+	return status;
+}
+
+enum st_status engine_look(struct engine *engine, const struct comm_request *until)
+{
 	if (engine->failed != ST_OK)
 		return engine_failure(engine);
 	for (;;) {
-		uint64_t before = lane->moves;
-		enum st_status status = run(lane);
-		if (status == ST_OK)
-			return ST_OK;
-		struct link *blocked = lane->blocked;
-		if (status != ST_PENDING)
-			return link_failed(lane, blocked, status);
-		const struct engine_plan *bound = lane->first->bound;
-		bool dead = false;
-		for (uint32_t i = 0; i < bound->distinct_count; i++) {
-			struct link *link = bound->distinct[i];
-			status = link->ops->progress(link);
-			if (status == ST_ERR_ABORTED)
-				dead |= link == blocked; /* what came before the end may be all that is needed */
-			else if (status != ST_OK)
-				return link_failed(lane, link, status);
+		bool busy = false, moved = false;
+		/* Whatever moves, the highest lane is looked at next. */
+		for (unsigned l = engine->options.lanes; l-- && !moved;) {
+			struct lane *lane = &engine->lanes[l];
+			if (!lane->first)
+				continue;
+			uint64_t moves = lane->moves;
+			enum st_status status = serve(lane, busy || engine->thread);
+			if (status != ST_OK && status != ST_PENDING)
+				return status;
+			busy = true;
+			moved = lane->moves != moves;
 		}
-		/* The step that was blocked may go on now; when it can't and its link is dead, it never will. */
-		uint64_t moves = lane->moves;
-		status = run(lane);
-		if (status == ST_OK)
-			return ST_OK;
-		if (status != ST_PENDING)
-			return link_failed(lane, lane->blocked, status);
-		if (dead && lane->moves == moves) {
-			transport_status(blocked);
-			return link_failed(lane, blocked, ST_ERR_ABORTED);
-		}
-		if (lane->moves == before)
+		if ((until && until->done) || engine_lock_wanted(engine))
 			return ST_PENDING;
+		if (!moved)
+			return busy ? ST_PENDING : ST_OK;
 	}
 }
 
-static enum st_status check_control(struct engine *engine)
+enum st_status engine_check_control(struct engine *engine)
 {
 	if (engine->options.control && control_check(engine->options.control) != ST_OK)
-		return fail_all(engine, ST_ERR_ABORTED);
+		return engine_fail_all(engine, ST_ERR_ABORTED);
 	return ST_OK;
+}
+
+uint64_t engine_moves(const struct engine *engine)
+{
+	uint64_t moves = 0;
+	for (unsigned l = 0; l < engine->options.lanes; l++)
+		moves += engine->lanes[l].moves;
+	return moves;
+}
+
+bool engine_busy(const struct engine *engine)
+{
+	bool busy = false;
+	for (unsigned l = 0; l < engine->options.lanes; l++)
+		busy |= engine->lanes[l].first != NULL;
+	return busy;
+}
+
+/* What can be sent at once is sent.  A failure is the request's, seen when it is waited for. */
+static void run_all(struct engine *engine)
+{
+	bool moved = true;
+	while (moved) {
+		bool busy = false;
+		moved = false;
+		for (unsigned l = engine->options.lanes; l-- && !moved;) {
+			struct lane *lane = &engine->lanes[l];
+			uint64_t moves = lane->moves;
+			if (!lane->first)
+				continue;
+			enum st_status status = run(lane, busy);
+			if (status != ST_OK && status != ST_PENDING)
+				return;
+			/* A lane alone has gone as far as it can. */
+			moved = busy && lane->moves != moves;
+			busy = true;
+		}
+	}
+}
+
+static enum st_status take_request(struct engine *engine, struct comm_request **request)
+{
+	struct comm_request *made = engine->spare;
+	if (made) {
+		engine->spare = made->next;
+	} else {
+		made = malloc(sizeof *made);
+		if (!made)
+			return st_fail(ST_ERR_NOMEM, "engine: out of memory");
+		made->made = engine->made;
+		engine->made = made;
+	}
+	*made = (struct comm_request){.made = made->made};
+	*request = made;
+	return ST_OK;
+}
+
+static void issue(struct engine *engine, struct engine_plan *bound, bool owned, struct transport_signature signature, struct comm_request *request)
+{
+	struct lane *lane = &engine->lanes[bound->lane];
+	signature.sequence = ++engine->sequence;
+	request->bound = bound;
+	request->signature = signature;
+	request->element_bytes = comm_type_bytes((enum comm_type)signature.type);
+	request->next = NULL;
+	bound->owned = owned;
+	bound->users++;
+	if (lane->last)
+		lane->last->next = request;
+	else
+		lane->first = request;
+	lane->last = request;
+	if (lane->first == request)
+		run_all(engine);
 }
 
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request)
 {
-	struct lane *lane = &engine->lane;
 	enum st_status status = engine_failure(engine);
-	struct comm_request *made = engine->spare;
+	struct comm_request *made = NULL;
 	if (status == ST_OK && bound->plan->wide && signature.type != COMM_F16 && signature.type != COMM_BF16)
 		status = st_fail(ST_ERR_INTERNAL, "engine: a wide plan for %s", comm_type_name((enum comm_type)signature.type));
-	if (status == ST_OK && made)
-		engine->spare = made->next;
-	else if (status == ST_OK && !(made = malloc(sizeof *made)))
-		status = st_fail(ST_ERR_NOMEM, "engine: out of memory");
+	if (status == ST_OK)
+		status = take_request(engine, &made);
 	if (status != ST_OK) {
 		if (owned)
 			engine_unbind(bound);
 		return status;
 	}
-	signature.sequence = ++engine->sequence;
-	*made = (struct comm_request){.bound = bound, .input = (char *)(uintptr_t)input, .output = output, .signature = signature,
-				      .element_bytes = comm_type_bytes((enum comm_type)signature.type)};
-	bound->owned = owned;
-	bound->users++;
-	if (lane->last)
-		lane->last->next = made;
-	else
-		lane->first = made;
-	lane->last = made;
+	made->input = (char *)(uintptr_t)input;
+	made->output = output;
 	*request = made;
-	/* The first look sends what can be sent. A failure is the request's, seen when it is waited for. */
-	if (lane->first == made)
-		run(lane);
+	issue(engine, bound, owned, signature, made);
 	return ST_OK;
 }
 
-enum st_status engine_progress(struct engine *engine)
+enum st_status engine_make_member(struct engine *engine, const void *input, void *output, size_t bytes, struct comm_request **member)
 {
-	ST_TRY(check_control(engine));
-	enum st_status status = look(engine);
-	if (status == ST_PENDING)
-		status = check_stillness(&engine->lane);
-	return status;
+	struct comm_request *made;
+	ST_TRY(engine_failure(engine));
+	ST_TRY(take_request(engine, &made));
+	made->input = (char *)(uintptr_t)input;
+	made->output = output;
+	made->bytes = bytes;
+	made->waits_for_group = true;
+	*member = made;
+	return ST_OK;
 }
 
-/* The request is done: frees it and returns its status; an aborted one has the verdict as its message. */
-static enum st_status collect(struct engine *engine, struct comm_request **request)
+void engine_append_member(struct comm_request *last, struct comm_request *member)
+{
+	last->next = member;
+}
+
+static enum st_status check_members(struct engine *engine, const struct engine_plan *bound, const struct comm_request *members,
+				    const struct transport_signature *signature)
+{
+	struct lane *lane = &engine->lanes[bound->lane];
+	size_t bytes = 0;
+	ST_TRY(engine_failure(engine));
+	for (const struct comm_request *member = members; member; member = member->next)
+		bytes += member->bytes;
+	if (bytes != bound->plan->elements * comm_type_bytes((enum comm_type)signature->type) ||
+	    (members->next && (bytes > engine->options.fusion_bytes || !bound->plan->in_place || bound->plan->collective != PLAN_ALLREDUCE)))
+		return st_fail(ST_ERR_INTERNAL, "engine: members of %zu bytes for a plan of %" PRIu64 " elements", bytes, bound->plan->elements);
+	if (members->next && !lane->staging && !(lane->staging = aligned_alloc(64, (engine->options.fusion_bytes + 63) / 64 * 64)))
+		return st_fail(ST_ERR_NOMEM, "engine: no memory for fused operations of up to %zu bytes", engine->options.fusion_bytes);
+	return ST_OK;
+}
+
+enum st_status engine_submit_members(struct engine *engine, struct engine_plan *bound, bool owned, struct comm_request *members,
+				     struct transport_signature signature)
+{
+	struct comm_request *request = members;
+	enum st_status status = check_members(engine, bound, members, &signature);
+	if (status == ST_OK && members->next)
+		status = take_request(engine, &request);
+	if (status != ST_OK) {
+		if (owned)
+			engine_unbind(bound);
+		return status;
+	}
+	for (struct comm_request *member = members; member; member = member->next) {
+		member->waits_for_group = false;
+		engine->counters.fused += members->next != NULL;
+	}
+	if (request != members)
+		request->members = members;
+	issue(engine, bound, owned, signature, request);
+	return ST_OK;
+}
+
+void engine_set_group(struct comm_request *request, uint64_t group)
+{
+	request->group = group;
+}
+
+uint64_t engine_group_of(const struct comm_request *request)
+{
+	return request->group;
+}
+
+enum st_status engine_collect(struct engine *engine, struct comm_request **request)
 {
 	enum st_status status = (*request)->status;
 	retire(engine, *request);
 	*request = NULL;
 	return status == ST_OK ? ST_OK : st_fail_copy(status, engine->why);
-}
-
-enum st_status engine_test(struct engine *engine, struct comm_request **request)
-{
-	enum st_status status = ST_OK;
-	if (!(*request)->done)
-		status = engine_progress(engine);
-	if (!(*request)->done) {
-		/* A caller that polls would keep the others, whom it waits for, from running. */
-		if (engine->options.crowded)
-			sched_yield();
-		return ST_PENDING;
-	}
-	enum st_status own = collect(engine, request);
-	/* The detector of a failure gives its own status. */
-	return own != ST_OK && status != ST_OK ? st_fail_copy(status, engine->why) : own;
-}
-
-static enum st_status sleep_once(struct engine *engine)
-{
-	struct lane *lane = &engine->lane;
-	struct engine_plan *bound = lane->first->bound;
-	struct control *control = engine->options.control;
-	struct pollfd few[16], *fds = few;
-	if (bound->distinct_count + 1 > sizeof few / sizeof *few) {
-		fds = malloc((bound->distinct_count + 1) * sizeof *fds);
-		if (!fds)
-			return st_fail(ST_ERR_NOMEM, "engine: out of memory");
-	}
-	bound->users++; /* the request may end in the look */
-	for (uint32_t i = 0; i < bound->distinct_count; i++)
-		bound->distinct[i]->ops->arm(bound->distinct[i]);
-	enum st_status status = look(engine);
-	if (status == ST_PENDING) {
-		nfds_t count = 0;
-		for (uint32_t i = 0; i < bound->distinct_count; i++) {
-			struct link *link = bound->distinct[i];
-			short events = (short)((link->ops->wants_read(link) ? POLLIN : 0) | (link->ops->wants_write(link) ? POLLOUT : 0));
-			if (link->ops->fd(link) >= 0 && events)
-				fds[count++] = (struct pollfd){link->ops->fd(link), events, 0};
-		}
-		if (control)
-			fds[count++] = (struct pollfd){control_event_fd(control), POLLIN, 0};
-		int timeout = st_deadline_poll_ms(&lane->arrival);
-		if (!lane->announced && timeout > 100)
-			timeout = 100;
-		engine->counters.sleeps++;
-		if (poll(fds, count, timeout) < 0 && errno != EINTR)
-			status = st_fail_errno("engine: poll");
-	}
-	for (uint32_t i = 0; i < bound->distinct_count; i++)
-		bound->distinct[i]->ops->disarm(bound->distinct[i]);
-	release_plan(bound);
-	if (fds != few)
-		free(fds);
-	/* Awake: this look also takes the wake-up away, lest the next sleep end at once. */
-	return status == ST_PENDING ? look(engine) : status;
-}
-
-static inline void pause_cpu(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#endif
-}
-
-/* A wait is over that spun for up to `budget` and then yielded so many times. */
-static void adapt_spin(struct engine *engine, int64_t budget, unsigned yields)
-{
-	if (!yields)
-		engine->spin_ns = SPIN_NS;
-	else if (yields == 1 && budget > SPIN_LEAST_NS)
-		engine->spin_ns = engine->spin_ns / 2 < SPIN_LEAST_NS ? SPIN_LEAST_NS : engine->spin_ns / 2;
-}
-
-enum st_status engine_wait(struct engine *engine, struct comm_request **request)
-{
-	struct lane *lane = &engine->lane;
-	enum st_status status = ST_OK;
-	int64_t began = 0, still = 0;
-	uint64_t moves = lane->moves;
-	if (!(*request)->done) {
-		began = st_now_ns();
-		status = look(engine);
-	}
-	unsigned yields = 0;
-	int64_t budget = engine->spin_ns;
-	for (unsigned turn = 1; !(*request)->done; turn++) {
-		if (lane->moves != moves || !still) {
-			if (still && !engine->options.crowded)
-				adapt_spin(engine, budget, yields);
-			moves = lane->moves;
-			still = st_now_ns();
-			yields = 0;
-			budget = !engine->options.crowded && ++engine->waits % SPIN_PROBE_EVERY == 0 ? SPIN_NS : engine->spin_ns;
-			lane->still_since = 0;
-		}
-		if (budget && !yields && turn % 8) {
-			pause_cpu();
-			status = look(engine);
-			continue;
-		}
-		status = check_control(engine);
-		if (status != ST_OK)
-			break;
-		int64_t waited = st_now_ns() - still;
-		if (waited < budget) {
-			status = look(engine);
-			continue;
-		}
-		yields++;
-		status = check_stillness(lane);
-		if (status != ST_OK)
-			break;
-		if (waited < YIELD_NS) {
-			sched_yield();
-			status = look(engine);
-		} else {
-			status = sleep_once(engine);
-			if (status != ST_OK && status != ST_PENDING && !(*request)->done)
-				status = fail_all(engine, status);
-		}
-	}
-	if (still && !engine->options.crowded)
-		adapt_spin(engine, budget, yields);
-	if (began)
-		engine->counters.blocked_ns += st_now_ns() - began;
-	enum st_status own = collect(engine, request);
-	return own != ST_OK && status != ST_OK && status != ST_PENDING ? st_fail_copy(status, engine->why) : own;
 }
 
 void engine_counters(const struct engine *engine, struct comm_counters *counters)

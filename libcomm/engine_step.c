@@ -31,6 +31,10 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, lane->vars));
 		return piece;
 	}
+	if (operand->space == PLAN_WORK) {
+		piece.memory = bound->work + plan_operand_slot(plan, operand, lane->vars) * bound->work_bytes;
+		return piece;
+	}
 	bool compact = operand->space == PLAN_INPUT ? plan->compact_input : plan->compact_output;
 	if (!compact && plan->offsets)
 		start += plan->offsets[block];
@@ -91,7 +95,7 @@ enum st_status engine_run_step(struct lane *lane, const struct plan_step *step)
 		ST_TRY(link->ops->reserve(link, piece.bytes, &destination));
 		piece.memory = destination;
 		combine(lane, step, &piece, step->keep ? place(lane, &plan->operands[step->destination]).memory : NULL,
-			step->keep && lane->stream);
+			step->keep && lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
 		link->ops->commit(link);
 		return ST_OK;
 	}

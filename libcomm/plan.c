@@ -16,6 +16,7 @@ void plan_free(struct plan *plan)
 	free(plan->channels);
 	free(plan->steps);
 	free(plan->operands);
+	free(plan->owned_offsets);
 	free(plan);
 }
 
@@ -31,6 +32,7 @@ struct plan *plan_clone(const struct plan *plan)
 	if (!copy)
 		return NULL;
 	*copy = *plan;
+	copy->owned_offsets = NULL; /* the copy borrows them */
 	copy->channel_room = plan->channel_count;
 	copy->step_room = plan->step_count;
 	copy->operand_room = plan->operand_count;
@@ -172,7 +174,7 @@ uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *
 
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), plan->slots);
+	return (uint32_t)reduced(plan_affine_value(&operand->slot, vars), operand->space == PLAN_WORK ? plan->work : plan->slots);
 }
 
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
@@ -182,6 +184,8 @@ bool plan_operand_partial(const struct plan_operand *operand, const uint64_t var
 
 bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
 {
+	if (step->kind == PLAN_LEND)
+		return plan_operand_partial(&plan->operands[step->sources], vars);
 	if (step->kind != PLAN_PUT || step->keep)
 		return plan_operand_partial(&plan->operands[step->destination], vars);
 	return step->source_count > 1 || plan_operand_partial(&plan->operands[step->sources], vars);
@@ -209,15 +213,23 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	if (memcmp(&operand->partial, &never, sizeof never)) {
 		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER)
 			return bad(plan, at, "a partial sum where nothing is reduced");
-		if (operand->space == PLAN_INPUT || (operand->space == PLAN_OUTPUT && plan->wide))
+		if (operand->space == PLAN_INPUT || ((operand->space == PLAN_OUTPUT || operand->space == PLAN_BORROWED) && plan->wide))
 			return bad(plan, at, "a partial sum in a buffer of the caller");
 	}
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");
+	} else if (operand->space == PLAN_BORROWED) {
+		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing || !plan->channels[operand->channel].mapped)
+			return bad(plan, at, "borrowed from a channel that is not incoming and mapped");
+		if (written)
+			return bad(plan, at, "writes to what is borrowed");
 	} else if (operand->space == PLAN_INPUT) {
 		if (written)
 			return bad(plan, at, "writes to the input");
+	} else if (operand->space == PLAN_WORK) {
+		if (!plan->work || !plan->work_elements)
+			return bad(plan, at, "work memory of a plan that has none");
 	} else if (operand->space != PLAN_OUTPUT) {
 		return bad(plan, at, "no such space");
 	}
@@ -258,8 +270,13 @@ enum st_status plan_check(const struct plan *plan)
 				return bad(plan, i, "end without loop");
 			break;
 		case PLAN_READY: incoming = destination = true; break;
-		case PLAN_WAIT: incoming = true; break;
+		case PLAN_WAIT:
+		case PLAN_RETURN: incoming = true; break;
 		case PLAN_FLUSH: outgoing = true; break;
+		case PLAN_LEND:
+			outgoing = true;
+			sources = step->source_count;
+			break;
 		case PLAN_PUT:
 			outgoing = true;
 			destination = step->keep;
@@ -277,20 +294,26 @@ enum st_status plan_check(const struct plan *plan)
 		}
 		if ((incoming || outgoing) && (step->channel >= plan->channel_count || plan->channels[step->channel].outgoing != outgoing))
 			return bad(plan, i, incoming ? "the channel is not incoming" : "the channel is not outgoing");
-		if ((step->kind == PLAN_PUT || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY) && !sources)
+		if ((step->kind == PLAN_PUT || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY || step->kind == PLAN_LEND) && !sources)
 			return bad(plan, i, "no source");
-		if (sources > (step->kind == PLAN_COPY ? 1 : PLAN_MAX_SOURCES))
+		if (sources > (step->kind == PLAN_COPY || step->kind == PLAN_LEND ? 1 : PLAN_MAX_SOURCES))
 			return bad(plan, i, "too many sources");
+		if ((step->kind == PLAN_LEND || step->kind == PLAN_RETURN) && !plan->channels[step->channel].mapped)
+			return bad(plan, i, "lends on a channel that is not mapped");
 		if (step->kind == PLAN_PUT && (sources > 1 || step->keep) && !plan->channels[step->channel].mapped)
 			return bad(plan, i, "a put of several sources, or one that keeps, on a channel that is not mapped");
 		for (unsigned s = 0; s < sources; s++)
 			ST_TRY(check_operand(plan, i, step->sources + s, false));
+		if (step->kind == PLAN_LEND && plan->operands[step->sources].space != PLAN_INPUT && plan->operands[step->sources].space != PLAN_OUTPUT)
+			return bad(plan, i, "lends what is no buffer of the caller");
 		if (destination)
 			ST_TRY(check_operand(plan, i, step->destination, true));
 		if (step->kind == PLAN_READY) {
 			const struct plan_operand *granted = &plan->operands[step->destination];
 			if (granted->space == PLAN_SCRATCH && granted->channel != step->channel)
 				return bad(plan, i, "grants another channel's slot");
+			if (granted->space == PLAN_WORK)
+				return bad(plan, i, "grants work memory");
 			if (granted->space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
 				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
 		}

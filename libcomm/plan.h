@@ -17,6 +17,10 @@
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
  * buffer is the rank's own block of the other one.
  * SCRATCH is the rank's own slots, one array of `slots` chunk-sized slots per incoming channel.
+ * BORROWED is what the sender of a mapped channel has lent and the receiver has waited for and not yet returned, wherever that lies; read only.
+ * Lends are counted from the start of the plan, lend k is found under k modulo slots, and no more than `slots` are out at a time.
+ * WORK is private memory of the plan, `work` slots for work_elements each, for partial sums that have no room in OUTPUT: the engine allocates it
+ * when it binds the plan.  Nothing in it lasts from one operation to the next.
  *
  * CHANNELS.  A channel is one-way, from one rank to another, FIFO.  Per channel there are grants (the receiver says where
  * the next put may land: address and length; this is also the credit) and puts (the sender writes there, then raises the
@@ -24,17 +28,23 @@
  * On a MAPPED channel the sender stores into the receiver's slots with plain instructions: only SCRATCH may be granted, a put
  * may be the reduction of several sources and may keep a second copy in OUTPUT (memory is passed over once, not twice), and
  * its sources are free when the step is done.  On other channels a grant may be SCRATCH or OUTPUT and a put has one source.
+ * A mapped channel also carries lends: the sender leaves a chunk of its INPUT or OUTPUT where it is and says so, without any grant; the
+ * receiver waits for it as for a put (puts and lends of a channel are one FIFO), reads it as BORROWED, and returns it, the oldest first.  A lend
+ * blocks while `slots` lends of its channel are not yet returned, so that a transport that can't show the peer that memory always has room for
+ * a copy.
  *
  * ASYNCHRONY.  From READY until the WAIT that covers it, the granted memory belongs to the sender: the receiver may neither
- * read nor write it.  From PUT until the FLUSH that covers it, the source must not be written.  At the end of a plan every
- * grant is waited for and every put flushed, so two operations back to back are as safe as one.
+ * read nor write it.  From PUT or LEND until the FLUSH that covers it, the source must not be written (puts on mapped channels and lends
+ * of a copy excepted: their sources are free when the step is done).  FLUSH covers a lend when the receiver has returned it; it may read
+ * BORROWED from the WAIT to the RETURN.  At the end of a plan every grant is waited for, every put flushed, and every lend waited for, returned
+ * and, if not of a copy, flushed, so two operations back to back are as safe as one.
  *
  * PARTIAL SUMS.  In allreduce and reduce_scatter a chunk is one rank's input as it was given, or a partial sum, or final: every rank's
  * input, in the caller's type.  An operand says by `partial` whether it is a partial sum; left alone, it is none.  What a step makes: REDUCE, COPY
  * and a PUT that keeps, what their destination is; any other PUT, a partial sum if it has several sources, else what its source is.
  * A step that makes something final out of several sources or of a partial sum finishes it: rounds, and divides an average.  It must have
- * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH only, whose
- * slots are long enough for them; else OUTPUT may hold them in the meantime.
+ * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH and WORK only,
+ * whose slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
@@ -56,7 +66,10 @@ enum plan_step_kind {
 	PLAN_READY,  /* receiver: grant `destination` (SCRATCH or OUTPUT) to the sender of channel */
 	PLAN_PUT,    /* sender: take the next grant, write the sources' reduction there, with `keep` also to `destination`, then signal;
 			blocks only for the grant */
-	PLAN_FLUSH,  /* sender: wait until at most `count` puts of channel are not yet flushed */
+	PLAN_FLUSH,  /* sender: wait until at most `count` puts (mapped channel: lends) of channel are not yet flushed */
+	PLAN_LEND,   /* sender on a mapped channel: let the receiver read the source (INPUT or OUTPUT) where it lies, with `copied` a copy of it;
+			then signal; blocks only while `slots` lends are out */
+	PLAN_RETURN, /* receiver: give back the oldest lend that was waited for and not yet returned */
 	PLAN_WAIT,   /* receiver: wait for the channel's next signal */
 	PLAN_REDUCE, /* destination = reduction of sources[0..source_count), in that order; destination may be a source */
 	PLAN_COPY,   /* destination = source[0] */
@@ -64,10 +77,10 @@ enum plan_step_kind {
 	PLAN_END,
 };
 
-enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH };
+enum plan_space { PLAN_INPUT, PLAN_OUTPUT, PLAN_SCRATCH, PLAN_WORK, PLAN_BORROWED };
 
 #define PLAN_MAX_DEPTH 3
-#define PLAN_MAX_SOURCES 4
+#define PLAN_MAX_SOURCES 16
 
 /* base + v[0] * outermost loop's variable + v[1] * next + v[2] * next; a loop's variable counts 0, 1, 2, ... */
 struct plan_affine {
@@ -83,9 +96,9 @@ struct plan_position {
 
 struct plan_operand {
 	enum plan_space space;
-	uint16_t channel;           /* SCRATCH: whose slots (an incoming channel of this rank) */
+	uint16_t channel;           /* SCRATCH, BORROWED: whose slots or lends (an incoming channel of this rank) */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
-	struct plan_affine slot;    /* SCRATCH: which slot, modulo the plan's slots */
+	struct plan_affine slot;    /* SCRATCH: which slot; BORROWED: which lend; both modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
 	struct plan_affine partial; /* not INPUT, and only in reductions: holds a partial sum when this is positive, else not */
@@ -93,13 +106,14 @@ struct plan_operand {
 
 struct plan_step {
 	enum plan_step_kind kind;
-	uint16_t channel;                              /* READY, PUT, FLUSH, WAIT: index into plan.channels */
-	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY: 1 */
+	uint16_t channel;                              /* up to WAIT: index into plan.channels */
+	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY, LEND: 1 */
 	bool keep;                                     /* PUT on a mapped channel: store to destination too */
-	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts that may be pending */
+	bool copied;                                   /* LEND: of a copy */
+	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts or lends that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
-	uint32_t sources;                              /* PUT, REDUCE, COPY: index of the first of source_count operands */
+	uint32_t sources;                              /* PUT, REDUCE, COPY, LEND: index of the first of source_count operands */
 };
 
 struct plan_channel {
@@ -114,11 +128,14 @@ struct plan {
 	uint32_t rank, size;
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
+	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
 	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
 	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
 	uint32_t slots;          /* per incoming channel */
+	uint32_t work;           /* slots of WORK */
+	uint64_t work_elements;  /* what each of them holds */
 	bool compact_input, compact_output;
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
 	bool wide;               /* partial sums are wider than the elements */
@@ -174,6 +191,10 @@ enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **pl
 /* All-gather in ceil(lg p) rounds (Bruck), and barrier, which is one of nothing, for few bytes.  slots >= 2. */
 enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **plan);
 
+/* Direct: every rank reads the others' memory; all channels mapped, at most PLAN_DIRECT_RANKS ranks, else ST_ERR_USAGE. For all collectives. slots >= 1. */
+#define PLAN_DIRECT_RANKS 16
+enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **plan);
+
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);
@@ -198,7 +219,7 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 
-/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY) makes is one. */
+/* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY, LEND) makes is one. */
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
 
@@ -211,10 +232,13 @@ enum st_status plan_check(const struct plan *plan);
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
  *   - partial sums are granted, put and read as such, finished only with every input in them, and not left in OUTPUT (or ever in it, when
  *     they are wide);
+ *   - what is written to WORK fits, was written in the same operation, and is used;
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being
  *     put, no second grant of the same memory, no value overwritten that nobody used (a doubled or lost step shows so);
- *   - at the end every OUTPUT chunk holds each required input exactly once, every grant is waited for, every put flushed.
+ *   - nothing lent is written before the flush that covers it, nothing borrowed read before it was waited for or after it was returned;
+ *   - at the end every OUTPUT chunk holds each required input exactly once, every grant is waited for, every put flushed, every lend waited for,
+ *     returned and flushed.
  * All of these are judged in the program order of the rank that owns the memory, so the order in which the symbolic run happens to
  * visit ranks does not matter.  Runs the plans `repeats` times back to back on the same channels.
  */

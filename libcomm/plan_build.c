@@ -127,6 +127,14 @@ enum st_status build_not_wide(const char *name, const struct plan_shape *shape)
 	return ST_OK;
 }
 
+void build_work(struct build *build, uint32_t slots)
+{
+	if (!build->plan->wide)
+		return;
+	build->plan->work = slots;
+	build->plan->work_elements = build->plan->chunk_elements;
+}
+
 uint64_t build_longest(const struct build *build)
 {
 	return build->plan->offsets ? build->shape->longest : plan_block_elements(build->plan, 0);
@@ -218,6 +226,26 @@ struct plan_step *build_put(struct build *build, uint16_t channel, struct plan_o
 struct plan_step *build_wait(struct build *build, uint16_t channel)
 {
 	return add(build, PLAN_WAIT, channel);
+}
+
+struct plan_step *build_lend(struct build *build, uint16_t channel, struct plan_operand source, bool copied)
+{
+	struct plan_step *step = add(build, PLAN_LEND, channel);
+	step->copied = copied;
+	build_source(build, step, source);
+	return step;
+}
+
+struct plan_step *build_return(struct build *build, uint16_t channel)
+{
+	return add(build, PLAN_RETURN, channel);
+}
+
+struct plan_step *build_flush_lends(struct build *build, uint16_t channel, uint64_t pending)
+{
+	struct plan_step *step = add(build, PLAN_FLUSH, channel);
+	step->count = pending;
+	return step;
 }
 
 struct plan_step *build_flush(struct build *build, uint16_t channel, int64_t pending)

@@ -30,6 +30,9 @@ enum st_status build_finish(struct build *build, struct plan **plan);
 /* For builders that keep partial sums in OUTPUT: ST_ERR_USAGE for a shape that is wide. */
 enum st_status build_not_wide(const char *name, const struct plan_shape *shape);
 
+/* Where the plan is wide, gives it so many WORK slots of a chunk. */
+void build_work(struct build *build, uint32_t slots);
+
 /* Elements of the longest block. */
 uint64_t build_longest(const struct build *build);
 
@@ -46,7 +49,12 @@ void build_end(struct build *build);
 struct plan_step *build_ready(struct build *build, uint16_t channel, struct plan_operand destination);
 struct plan_step *build_put(struct build *build, uint16_t channel, struct plan_operand source);
 struct plan_step *build_wait(struct build *build, uint16_t channel);
-/* Only where the channel is not mapped: there is nothing to wait for otherwise. NULL then. */
+/* Mapped channels only. A lend of a copy leaves its source free. */
+struct plan_step *build_lend(struct build *build, uint16_t channel, struct plan_operand source, bool copied);
+struct plan_step *build_return(struct build *build, uint16_t channel);
+/* Until at most so many lends are out. */
+struct plan_step *build_flush_lends(struct build *build, uint16_t channel, uint64_t pending);
+/* Of puts. Only where the channel is not mapped: there is nothing to wait for otherwise. NULL then. */
 struct plan_step *build_flush(struct build *build, uint16_t channel, int64_t pending);
 struct plan_step *build_reduce(struct build *build, struct plan_operand destination, struct plan_operand a, struct plan_operand b);
 struct plan_step *build_copy(struct build *build, struct plan_operand destination, struct plan_operand source);

@@ -14,6 +14,7 @@ static const struct {
 	[PLAN_BRUCK] = {"bruck", plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
 	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
 	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
+	[PLAN_DIRECT] = {"direct", plan_build_direct, ~0u},
 };
 
 const struct plan_machine plan_machine_default = {
@@ -30,6 +31,11 @@ const char *plan_algorithm_name(enum plan_algorithm algorithm)
 bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective collective)
 {
 	return (unsigned)algorithm < PLAN_ALGORITHMS && algorithms[algorithm].collectives >> collective & 1;
+}
+
+bool plan_algorithm_has_wide(enum plan_algorithm algorithm)
+{
+	return algorithm == PLAN_RING || algorithm == PLAN_DOUBLING || algorithm == PLAN_TREE || algorithm == PLAN_DIRECT;
 }
 
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan)
@@ -138,6 +144,20 @@ static double price_torus(double bytes, const struct plan_layout *layout, const 
 	return price_grid(columns, layout->size / columns, local_rows, layout->nodes > 1 ? layout->per_node : 1, bytes, layout, machine);
 }
 
+/* What one rank reads of the others, and how often it waits for them. A lend to one more rank costs little beside the first one. */
+static double price_direct(enum plan_collective collective, double bytes, const struct plan_layout *layout, const struct plan_machine *machine)
+{
+	const double p = layout->size, others = (p - 1) / p * bytes, round = machine->local.alpha * (1 + (p - 2) / 4);
+	switch (collective) {
+	case PLAN_ALLREDUCE: return 2 * round + others * (machine->local.beta + machine->gamma);
+	case PLAN_REDUCE_SCATTER: return round + others * machine->gamma;
+	case PLAN_ALL_GATHER:
+	case PLAN_BARRIER: return round + others * machine->local.beta;
+	case PLAN_BROADCAST: break;
+	}
+	return round + bytes * machine->local.beta;
+}
+
 double plan_price(enum plan_algorithm algorithm, enum plan_collective collective, uint64_t bytes, const struct plan_layout *layout,
 		  const struct plan_machine *machine)
 {
@@ -148,6 +168,7 @@ double plan_price(enum plan_algorithm algorithm, enum plan_collective collective
 	case PLAN_BRUCK: return price_bruck((double)bytes, layout, machine);
 	case PLAN_HIERARCHICAL: return price_hierarchical((double)bytes, layout, machine);
 	case PLAN_TORUS: return price_torus((double)bytes, layout, machine);
+	case PLAN_DIRECT: return price_direct(collective, (double)bytes, layout, machine);
 	default: return price_ring(collective, (double)bytes, layout, machine);
 	}
 }

@@ -9,13 +9,17 @@
 
 #include "plan.h"
 
-enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_BRUCK, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_ALGORITHMS };
+enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_BRUCK, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_DIRECT, PLAN_ALGORITHMS };
 
 /* "ring", ... */
 const char *plan_algorithm_name(enum plan_algorithm algorithm);
 
 /* Whether the algorithm has plans for a collective. The ring has for all. */
 bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective collective);
+
+/* Whether its plans may be wide (see plan.h).  Halving, and what is made of rings and folds, keep partial sums of whole halves and rows: those would take memory
+ * by the number of elements. */
+bool plan_algorithm_has_wide(enum plan_algorithm algorithm);
 
 /* The algorithm's builder: see plan.h. */
 enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape *shape, struct plan **plan);

@@ -7,6 +7,7 @@
  *
  * Cost: lg p (a + n b + n g), + 2 a + 2 n b + n g with folding: the least latency, and for long vectors far too many bytes.  Each level has
  * links of its own, so that every first grant is given before the first put and a put waits for data only.  Works with one slot.
+ * The sum so far lies in its place in OUTPUT, or, where it is wide, in one slot of WORK.
  */
 #include "plan_build.h"
 
@@ -36,9 +37,10 @@ static struct plan_operand slot(const struct exchange *exchange, int32_t ahead)
 	return operand;
 }
 
-static struct plan_operand sum_of(enum have have)
+static struct plan_operand sum_of(const struct build *build, enum have have)
 {
-	struct plan_operand operand = chunk(have == HAVE_INPUT ? PLAN_INPUT : PLAN_OUTPUT, 0);
+	const enum plan_space partial = build->plan->wide ? PLAN_WORK : PLAN_OUTPUT;
+	struct plan_operand operand = chunk(have == HAVE_INPUT ? PLAN_INPUT : have == HAVE_PARTIAL ? partial : PLAN_OUTPUT, 0);
 	operand.partial.base = have == HAVE_PARTIAL;
 	return operand;
 }
@@ -54,9 +56,9 @@ static struct exchange exchange_with(struct build *build, uint32_t position)
 static void add_up(struct build *build, const struct exchange *arrived, enum have have, enum have then)
 {
 	if (arrived->first)
-		build_reduce(build, sum_of(then), slot(arrived, 0), sum_of(have));
+		build_reduce(build, sum_of(build, then), slot(arrived, 0), sum_of(build, have));
 	else
-		build_reduce(build, sum_of(then), sum_of(have), slot(arrived, 0));
+		build_reduce(build, sum_of(build, then), sum_of(build, have), slot(arrived, 0));
 }
 
 /* The slot is free again: it may take the next chunk's operand. */
@@ -90,16 +92,16 @@ static void give(struct build *build, const struct exchange *with)
 static void put_sum(struct build *build, uint16_t out, const struct exchange *arrived, enum have have, enum have then)
 {
 	if (!arrived) {
-		build_put(build, out, sum_of(have));
+		build_put(build, out, sum_of(build, have));
 		return;
 	}
 	if (build_is_mapped(build, out)) {
-		struct plan_step *put = build_put(build, out, arrived->first ? slot(arrived, 0) : sum_of(have));
-		build_source(build, put, arrived->first ? sum_of(have) : slot(arrived, 0));
-		build_keep(build, put, sum_of(then));
+		struct plan_step *put = build_put(build, out, arrived->first ? slot(arrived, 0) : sum_of(build, have));
+		build_source(build, put, arrived->first ? sum_of(build, have) : slot(arrived, 0));
+		build_keep(build, put, sum_of(build, then));
 	} else {
 		add_up(build, arrived, have, then);
-		build_put(build, out, sum_of(then));
+		build_put(build, out, sum_of(build, then));
 	}
 	grant_next(build, arrived);
 }
@@ -146,7 +148,6 @@ enum st_status plan_build_doubling(const struct plan_shape *shape, struct plan *
 	struct exchange levels[MAX_LEVELS], fold;
 	if (shape->collective != PLAN_ALLREDUCE)
 		return st_fail(ST_ERR_USAGE, "doubling plan: %s is not one of its collectives", plan_collective_name(shape->collective));
-	ST_TRY(build_not_wide("doubling", shape));
 	ST_TRY(build_start(&build, "doubling", shape, 1, 1, 1));
 	if (shape->size == 1) {
 		build_alone(&build);
@@ -156,6 +157,7 @@ enum st_status plan_build_doubling(const struct plan_shape *shape, struct plan *
 	unsigned count = 0;
 	for (; participants * 2 <= shape->size && count < MAX_LEVELS; count++)
 		participants *= 2;
+	build_work(&build, 1);
 	const uint32_t extra = shape->size - participants, position = build.position;
 	const bool folds = position < 2 * extra;
 	if (folds)

@@ -40,8 +40,12 @@ static void say_affine(struct text *text, const struct plan_affine *affine)
 
 static void say_operand(struct text *text, const struct plan_operand *operand)
 {
-	if (operand->space == PLAN_SCRATCH) {
-		say(text, "slot%u[", operand->channel);
+	if (operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED) {
+		say(text, "%s%u[", operand->space == PLAN_SCRATCH ? "slot" : "borrowed", operand->channel);
+		say_affine(text, &operand->slot);
+		say(text, "] for ");
+	} else if (operand->space == PLAN_WORK) {
+		say(text, "work[");
 		say_affine(text, &operand->slot);
 		say(text, "] for ");
 	} else {
@@ -67,7 +71,7 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 
 size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 {
-	static const char *const names[] = {"ready", "put", "flush", "wait", "reduce", "copy", "loop", "end"};
+	static const char *const names[] = {"ready", "put", "flush", "lend", "return", "wait", "reduce", "copy", "loop", "end"};
 	struct text text = {out, bytes, 0};
 	if (bytes)
 		out[0] = 0;
@@ -90,15 +94,17 @@ size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 			depth++;
 			break;
 		case PLAN_READY: say(&text, " %u, ", step->channel); break;
-		case PLAN_WAIT: say(&text, " %u", step->channel); break;
+		case PLAN_WAIT:
+		case PLAN_RETURN: say(&text, " %u", step->channel); break;
 		case PLAN_FLUSH: say(&text, " %u, %" PRIu64 " pending", step->channel, step->count); break;
 		case PLAN_PUT: say(&text, " %u, ", step->channel); break;
+		case PLAN_LEND: say(&text, step->copied ? " %u, copy of " : " %u, ", step->channel); break;
 		default: say(&text, " "); break;
 		}
 		bool to = step->kind == PLAN_READY || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY;
 		if (to)
 			say_operand(&text, &plan->operands[step->destination]);
-		if (step->kind == PLAN_PUT || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY) {
+		if (to ? step->kind != PLAN_READY : step->kind == PLAN_PUT || step->kind == PLAN_LEND) {
 			if (to)
 				say(&text, " = ");
 			for (unsigned s = 0; s < step->source_count && s < PLAN_MAX_SOURCES; s++) {

@@ -16,6 +16,8 @@
  * and at most 2, the way up and down of one level.  Nobody waits in a circle: in turn i of a rank, what goes up waits for children in
  * their turn i or before, what comes down waits for the parent, which sent it in its turn i - k, or before; a grant is given at most `slots`
  * turns before what it is for; and both trees keep to that.  Works with one slot (then k = 1).
+ *
+ * A sum on its way up lies in its place in OUTPUT until it is put, or, where it is wide, in WORK: as many slots for each tree as grants are given ahead.
  */
 #include "plan_build.h"
 
@@ -179,6 +181,19 @@ static void grant_slot_again(struct tree *tree, const struct view *view, int nei
 			while_chunk(tree, first + tree->lead);
 }
 
+/* A sum that is going to be put to the parent. Whatever was in its place is on its way there. */
+static struct plan_operand sum_so_far(struct tree *tree, const struct view *view, int64_t first)
+{
+	struct plan_operand sum = chunk(view, PLAN_OUTPUT, first);
+	sum.partial.base = 1;
+	if (tree->build.plan->wide) {
+		sum.space = PLAN_WORK;
+		sum.slot = (struct plan_affine){.base = (int32_t)(2 * first + view->block), .v = {2}};
+		build_flush(&tree->build, view->edges[PARENT].out, tree->lead - 1);
+	}
+	return sum;
+}
+
 /* Chunk i: the children's sums and this rank's operand, to the parent, or in its place at the root. */
 static void up(struct tree *tree, const struct view *view, int64_t first)
 {
@@ -196,8 +211,7 @@ static void up(struct tree *tree, const struct view *view, int64_t first)
 			step = build_put(build, parent->out, arrived);
 			build_source(build, step, own);
 		} else {
-			sum = chunk(view, PLAN_OUTPUT, first);
-			sum.partial.base = parent->exists;
+			sum = parent->exists ? sum_so_far(tree, view, first) : chunk(view, PLAN_OUTPUT, first);
 			step = build_reduce(build, sum, arrived, own);
 		}
 		if (some == LEFT && view->edges[RIGHT].exists)
@@ -356,7 +370,6 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 	struct tree tree = {0};
 	if (shape->collective != PLAN_ALLREDUCE && shape->collective != PLAN_BROADCAST)
 		return st_fail(ST_ERR_USAGE, "tree plan: %s is not one of its collectives", plan_collective_name(shape->collective));
-	ST_TRY(build_not_wide("tree", shape));
 	ST_TRY(build_start(&tree.build, "tree", shape, 1, 2, 1));
 	if (shape->size == 1) {
 		build_alone(&tree.build);
@@ -364,6 +377,7 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 	}
 	tree.chunks = (int64_t)tree.build.plan->chunks;
 	tree.lead = tree.chunks < (int64_t)shape->slots ? tree.chunks : (int64_t)shape->slots;
+	build_work(&tree.build, (uint32_t)(2 * tree.lead));
 	make_views(&tree);
 	if (shape->collective == PLAN_BROADCAST)
 		broadcast(&tree);

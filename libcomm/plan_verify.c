@@ -19,7 +19,7 @@ enum { DEFINED = 1, GRANTED = 2, UNUSED = 4, PARTIAL = 8 };
 struct cell {
 	uint64_t value;
 	uint64_t elements; /* slots: how much landed there */
-	uint32_t puts;     /* not yet flushed puts that read it */
+	uint32_t puts;     /* not yet flushed puts and lends that read it */
 	uint32_t flags;
 };
 
@@ -34,6 +34,7 @@ struct grant {
 	struct area area;
 	bool partial;
 	unsigned repeat;
+	bool lent, copied; /* no grant but a lend; of a copy */
 };
 
 /* First in, first out. */
@@ -45,9 +46,14 @@ struct queue {
 /* One direction between two ranks. */
 struct wire {
 	struct queue grants;    /* not yet taken by a put */
-	struct queue landed;    /* put, not yet waited for */
-	struct queue unflushed; /* sources of puts */
-	uint64_t granted, waited; /* by the receiver */
+	struct queue landed;    /* put or lent, not yet waited for */
+	struct queue unflushed; /* sources of puts; mapped: of lends */
+	uint64_t granted, waited; /* by the receiver: grants, and the puts that used them */
+	uint64_t lent, flushed; /* by the sender */
+	uint64_t borrowed, returned; /* by the receiver */
+	uint64_t returned_before; /* by the receiver's operations before this one */
+	struct actor *receiver;
+	uint32_t receiver_channel;
 	bool outgoing_seen, incoming_seen;
 	bool mapped_at_sender, mapped_at_receiver;
 };
@@ -63,6 +69,8 @@ struct actor {
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
 	struct cell *slots;   /* (channel_count * slots * slot_span) */
+	struct cell *borrowed; /* likewise: what lends showed */
+	struct cell *work;    /* (work * slot_span) */
 	uint32_t slot_span;   /* the most blocks that one operand spans */
 	uint32_t at;
 	unsigned repeat, depth;
@@ -165,6 +173,7 @@ static void fill(struct actor *actor)
 	const struct plan *plan = actor->plan;
 	size_t cells = plan->blocks * plan->chunks;
 	memset(actor->output, 0, cells * sizeof *actor->output);
+	memset(actor->work, 0, plan->work * (size_t)actor->slot_span * sizeof *actor->work);
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		bool is_input = !plan->compact_input || block == plan->rank;
 		if (plan->collective == PLAN_BROADCAST)
@@ -194,9 +203,21 @@ static enum st_status find_area(const struct actor *actor, const struct plan_ope
 	area->span = operand->span ? operand->span : 1;
 	if (area->span > plan->blocks - area->block)
 		return refuse(actor, "block %" PRIu32 " and %" PRIu32 " more of %" PRIu32, area->block, area->span - 1, plan->blocks);
-	if (operand->space == PLAN_SCRATCH) {
-		size_t slot = operand->channel * (size_t)plan->slots + plan_operand_slot(plan, operand, actor->vars);
-		area->cells = &actor->slots[slot * actor->slot_span];
+	if (operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED) {
+		uint64_t slot = plan_operand_slot(plan, operand, actor->vars);
+		if (operand->space == PLAN_BORROWED)
+			slot = (actor->wires[operand->channel]->returned_before + slot) % plan->slots;
+		slot += operand->channel * (uint64_t)plan->slots;
+		area->cells = &(operand->space == PLAN_SCRATCH ? actor->slots : actor->borrowed)[slot * actor->slot_span];
+		return ST_OK;
+	}
+	if (operand->space == PLAN_WORK) {
+		uint64_t elements = 0;
+		for (uint32_t i = 0; i < area->span; i++)
+			elements += area_elements(plan, area, i);
+		if (elements > plan->work_elements)
+			return refuse(actor, "%" PRIu64 " elements in a work slot of %" PRIu64, elements, plan->work_elements);
+		area->cells = &actor->work[plan_operand_slot(plan, operand, actor->vars) * (size_t)actor->slot_span];
 		return ST_OK;
 	}
 	if (only_own(plan, operand->space) && (area->block != plan->rank || area->span > 1))
@@ -210,9 +231,12 @@ static enum st_status name_cell(const struct actor *actor, const struct plan_ope
 	const struct plan *plan = actor->plan;
 	uint32_t block = plan_operand_block(plan, operand, actor->vars);
 	uint64_t chunk = plan_operand_chunk(plan, operand, actor->vars);
-	if (operand->space == PLAN_SCRATCH)
-		return refuse(actor, "channel %u slot %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", operand->channel,
-			      plan_operand_slot(plan, operand, actor->vars), block, chunk, what);
+	if (operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED)
+		return refuse(actor, "channel %u %s %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", operand->channel,
+			      operand->space == PLAN_SCRATCH ? "slot" : "lend", plan_operand_slot(plan, operand, actor->vars), block, chunk, what);
+	if (operand->space == PLAN_WORK)
+		return refuse(actor, "work slot %" PRIu32 " (block %" PRIu32 " chunk %" PRIu64 ") %s", plan_operand_slot(plan, operand, actor->vars), block,
+			      chunk, what);
 	return refuse(actor, "%s block %" PRIu32 " chunk %" PRIu64 " %s", operand->space == PLAN_INPUT ? "input" : "output", block, chunk, what);
 }
 
@@ -225,10 +249,10 @@ static enum st_status read_area(const struct actor *actor, const struct plan_ope
 		if (cell->flags & GRANTED)
 			return name_cell(actor, operand, "is read while it is granted away");
 		if (!(cell->flags & DEFINED))
-			return name_cell(actor, operand, "is read before it was written");
+			return name_cell(actor, operand, operand->space == PLAN_BORROWED ? "is read while it is not borrowed" : "is read before it was written");
 		if (partial != !!(cell->flags & PARTIAL))
 			return name_cell(actor, operand, partial ? "is read as a partial sum and is none" : "is a partial sum and is read as something else");
-		if (operand->space == PLAN_SCRATCH && cell->elements != area_elements(actor->plan, area, i))
+		if (operand->space != PLAN_INPUT && operand->space != PLAN_OUTPUT && cell->elements != area_elements(actor->plan, area, i))
 			return name_cell(actor, operand, "is read with another length than it was written");
 		cell->flags &= ~(uint32_t)UNUSED;
 	}
@@ -242,7 +266,7 @@ static enum st_status may_write(const struct actor *actor, const struct plan_ope
 		if (cell->flags & GRANTED)
 			return name_cell(actor, operand, grant ? "is granted twice" : "is written while it is granted away");
 		if (cell->puts)
-			return name_cell(actor, operand, grant ? "is granted while it is still being put" : "is written while it is still being put");
+			return name_cell(actor, operand, grant ? "is granted while it is still being put or lent" : "is written while it is still being put or lent");
 		if (cell->flags & UNUSED)
 			return name_cell(actor, operand, grant ? "is granted before its value was used" : "is written before its value was used");
 	}
@@ -344,6 +368,63 @@ static enum st_status put(const struct proof *proof, struct actor *actor, const 
 	return push(&wire->unflushed, (struct grant){.area = source}) ? ST_OK : no_memory();
 }
 
+/* Nobody may write the source until it is flushed, so what the receiver will see is known now. */
+static enum st_status lend(const struct proof *proof, struct actor *actor, const struct plan_step *step)
+{
+	const struct plan *plan = actor->plan;
+	struct wire *wire = actor->wires[step->channel];
+	const bool partial = plan_step_partial(plan, step, actor->vars);
+	struct area source;
+	ST_TRY(read_sources(proof, actor, step, &source));
+	const struct actor *receiver = wire->receiver;
+	if (receiver->plan->slots != plan->slots)
+		return refuse(actor, "channel %u: lends are counted by %" PRIu32 " slots here and by %" PRIu32 " at rank %" PRIu32, step->channel, plan->slots,
+			      receiver->plan->slots, receiver->plan->rank);
+	if (source.span > receiver->slot_span)
+		return refuse(actor, "channel %u: lends %" PRIu32 " blocks, rank %" PRIu32 " takes no more than %" PRIu32, step->channel, source.span,
+			      receiver->plan->rank, receiver->slot_span);
+	struct area shown = source;
+	shown.cells = &receiver->borrowed[(wire->receiver_channel * (size_t)plan->slots + wire->lent++ % plan->slots) * receiver->slot_span];
+	for (uint32_t i = 0; i < source.span; i++) {
+		shown.cells[i] = (struct cell){.value = proof->sums[i], .elements = area_elements(plan, &source, i)};
+		source.cells[i].puts += !step->copied;
+	}
+	if (!push(&wire->landed, (struct grant){.area = shown, .partial = partial, .repeat = actor->repeat, .lent = true}))
+		return no_memory();
+	return push(&wire->unflushed, (struct grant){.area = source, .copied = step->copied}) ? ST_OK : no_memory();
+}
+
+/* Pops sources of puts, which are read some time, or of lends, which the receiver must have returned. False: it has not. */
+static bool flush(struct wire *wire, uint64_t pending, bool mapped)
+{
+	while (wire->unflushed.count > pending) {
+		const struct grant *oldest = &wire->unflushed.items[wire->unflushed.first];
+		if (mapped && !oldest->copied && wire->returned <= wire->flushed)
+			return false;
+		struct grant source = pop(&wire->unflushed);
+		wire->flushed += mapped;
+		for (uint32_t i = 0; i < source.area.span && !source.copied; i++)
+			source.area.cells[i].puts--;
+	}
+	return true;
+}
+
+static enum st_status give_back(const struct actor *actor, const struct plan_step *step)
+{
+	const struct plan *plan = actor->plan;
+	struct wire *wire = actor->wires[step->channel];
+	if (wire->returned == wire->borrowed)
+		return refuse(actor, "channel %u: returns what it has not borrowed", step->channel);
+	struct cell *cells = &actor->borrowed[(step->channel * (size_t)plan->slots + wire->returned % plan->slots) * actor->slot_span];
+	for (uint32_t i = 0; i < actor->slot_span; i++) {
+		if (cells[i].flags & UNUSED)
+			return refuse(actor, "channel %u: a lend is returned before its value was used", step->channel);
+		cells[i].flags = 0;
+	}
+	wire->returned++;
+	return ST_OK;
+}
+
 /* *moved says whether the step is done or must wait for another rank. */
 static enum st_status run_step(const struct proof *proof, struct actor *actor, const struct plan_step *step, bool *moved)
 {
@@ -358,17 +439,18 @@ static enum st_status run_step(const struct proof *proof, struct actor *actor, c
 		for (uint32_t i = 0; i < area.span; i++)
 			area.cells[i].flags = GRANTED;
 		wire->granted++;
-		return push(&wire->grants, (struct grant){area, plan_operand_partial(&plan->operands[step->destination], actor->vars), actor->repeat}) ? ST_OK : no_memory();
+		return push(&wire->grants, (struct grant){.area = area, .partial = plan_operand_partial(&plan->operands[step->destination], actor->vars),
+							 .repeat = actor->repeat}) ? ST_OK : no_memory();
 	case PLAN_PUT:
 		*moved = wire->grants.count;
 		return *moved ? put(proof, actor, step) : ST_OK;
 	case PLAN_FLUSH:
-		while (wire->unflushed.count > step->count) {
-			area = pop(&wire->unflushed).area;
-			for (uint32_t i = 0; i < area.span; i++)
-				area.cells[i].puts--;
-		}
+		*moved = flush(wire, step->count, plan->channels[step->channel].mapped);
 		return ST_OK;
+	case PLAN_LEND:
+		*moved = wire->lent - wire->returned < plan->slots;
+		return *moved ? lend(proof, actor, step) : ST_OK;
+	case PLAN_RETURN: return give_back(actor, step);
 	case PLAN_WAIT: {
 		if (!wire->landed.count) {
 			*moved = false;
@@ -379,7 +461,7 @@ static enum st_status run_step(const struct proof *proof, struct actor *actor, c
 			return refuse(actor, "channel %u: waits for a put of operation %u", step->channel, grant.repeat);
 		for (uint32_t i = 0; i < grant.area.span; i++)
 			grant.area.cells[i].flags = DEFINED | UNUSED | (grant.partial ? PARTIAL : 0);
-		wire->waited++;
+		++*(grant.lent ? &wire->borrowed : &wire->waited);
 		return ST_OK;
 	}
 	case PLAN_REDUCE:
@@ -406,18 +488,29 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 {
 	const struct plan *plan = actor->plan;
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
-		const struct wire *wire = actor->wires[i];
+		struct wire *wire = actor->wires[i];
 		if (plan->channels[i].outgoing) {
+			/* Copies need no flush. */
+			while (wire->unflushed.count && wire->unflushed.items[wire->unflushed.first].copied) {
+				pop(&wire->unflushed);
+				wire->flushed++;
+			}
 			if (wire->unflushed.count)
-				return refuse(actor, "channel %" PRIu32 ": %zu puts were not flushed", i, wire->unflushed.count);
+				return refuse(actor, "channel %" PRIu32 ": %zu puts or lends were not flushed", i, wire->unflushed.count);
 			continue;
 		}
+		if (wire->borrowed != wire->returned)
+			return refuse(actor, "channel %" PRIu32 ": %" PRIu64 " lends were not returned", i, wire->borrowed - wire->returned);
+		wire->returned_before = wire->returned;
 		if (wire->granted != wire->waited)
 			return refuse(actor, "channel %" PRIu32 ": %" PRIu64 " grants were not waited for", i, wire->granted - wire->waited);
 		for (uint32_t s = 0; s < plan->slots * actor->slot_span; s++)
 			if (actor->slots[i * (size_t)plan->slots * actor->slot_span + s].flags & UNUSED)
 				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s / actor->slot_span);
 	}
+	for (uint32_t s = 0; s < plan->work * actor->slot_span; s++)
+		if (actor->work[s].flags & UNUSED)
+			return refuse(actor, "work slot %" PRIu32 ": what was written was never used", s / actor->slot_span);
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		if (plan->compact_output && block != plan->rank)
 			continue;
@@ -552,7 +645,9 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 			if (plan->operands[i].span > actor->slot_span)
 				actor->slot_span = plan->operands[i].span;
 		actor->slots = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->slots);
-		if (!actor->wires || !actor->input || !actor->output || !actor->slots)
+		actor->borrowed = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->borrowed);
+		actor->work = calloc(plan->work * (size_t)actor->slot_span + 1, sizeof *actor->work);
+		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->borrowed || !actor->work)
 			return no_memory();
 		fill(actor);
 		for (uint32_t i = 0; i < plan->channel_count; i++) {
@@ -562,6 +657,10 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 			actor->wires[i] = wire;
 			*(channel->outgoing ? &wire->outgoing_seen : &wire->incoming_seen) = true;
 			*(channel->outgoing ? &wire->mapped_at_sender : &wire->mapped_at_receiver) = channel->mapped;
+			if (!channel->outgoing) {
+				wire->receiver = actor;
+				wire->receiver_channel = i;
+			}
 		}
 	}
 	for (uint32_t r = 0; r < proof->size; r++) {
@@ -608,10 +707,13 @@ static enum st_status run_all(struct proof *proof)
 		const struct actor *actor = &proof->actors[r];
 		if (!actor->done) {
 			const struct plan_step *step = &actor->plan->steps[actor->at];
-			status = refuse(actor, "deadlock: %s channel %u, rank %" PRIu32 " never comes",
-					step->kind == PLAN_PUT ? "waits for a grant on" : "waits for a put on", step->channel,
+			const char *waits = step->kind == PLAN_PUT ? "a grant" : step->kind == PLAN_WAIT ? "a put" : "a return";
+			status = refuse(actor, "deadlock: waits for %s on channel %u, rank %" PRIu32 " never comes", waits, step->channel,
 					actor->plan->channels[step->channel].peer);
 		}
+		for (uint32_t i = 0; i < actor->plan->channel_count && status == ST_OK; i++)
+			if (!actor->plan->channels[i].outgoing && actor->wires[i]->landed.count)
+				status = refuse(actor, "channel %" PRIu32 ": %zu lends were not waited for", i, actor->wires[i]->landed.count);
 	}
 	return status;
 }
@@ -633,6 +735,8 @@ enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsig
 			free(actor->input);
 		free(actor->output);
 		free(actor->slots);
+		free(actor->borrowed);
+		free(actor->work);
 	}
 	for (size_t i = 0; proof.table && i < proof.table_size; i++) {
 		free(proof.table[i].wire.grants.items);

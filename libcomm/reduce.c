@@ -90,6 +90,45 @@ void reduce_run(reduce_function *kernel, const struct reduce_call *call)
 	}
 }
 
+static const void *source_from(const struct reduce_call *call, unsigned s, size_t at, size_t element_bytes)
+{
+	return (const char *)call->sources[s] + at * (call->wide_sources >> s & 1 ? sizeof(float) : element_bytes);
+}
+
+void reduce_many(reduce_function *add, reduce_function *last, enum comm_type type, const struct reduce_call *call)
+{
+	if (call->source_count <= REDUCE_SOURCES) {
+		reduce_run(last, call);
+		return;
+	}
+	_Alignas(64) char partial[PIECE_BYTES];
+	const bool widens = type == COMM_F16 || type == COMM_BF16;
+	const size_t element_bytes = comm_type_bytes(type), most = PIECE_BYTES / (widens ? sizeof(float) : element_bytes);
+	const size_t result_bytes = call->wide_result ? sizeof(float) : element_bytes;
+	for (size_t at = 0; at < call->count; at += most) {
+		struct reduce_call part = {.ranks = call->ranks, .count = call->count - at < most ? call->count - at : most};
+		for (unsigned done = 0; done < call->source_count;) {
+			unsigned n = 0;
+			part.wide_sources = 0;
+			if (done) {
+				part.wide_sources = widens;
+				part.sources[n++] = partial;
+			}
+			for (; n < REDUCE_SOURCES && done < call->source_count; n++, done++) {
+				part.sources[n] = source_from(call, done, at, element_bytes);
+				part.wide_sources |= (call->wide_sources >> done & 1) << n;
+			}
+			part.source_count = n;
+			const bool ends = done == call->source_count;
+			part.destination = ends ? (char *)call->destination + at * result_bytes : partial;
+			part.keep = ends && call->keep ? (char *)call->keep + at * result_bytes : NULL;
+			part.wide_result = ends ? call->wide_result : widens;
+			part.stream = ends && call->stream;
+			(ends ? last : add)(&part);
+		}
+	}
+}
+
 void reduce_copy(void *destination, void *keep, const void *source, size_t bytes, bool stream)
 {
 	stream = stream && bytes >= 4096 && machine_has(REDUCE_AVX2);

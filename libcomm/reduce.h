@@ -12,6 +12,9 @@
 #include "comm.h"
 #include "plan.h"
 
+/* What a kernel adds in one pass. */
+#define REDUCE_SOURCES 4
+
 enum reduce_isa { REDUCE_PLAIN, REDUCE_SSE2, REDUCE_AVX2, REDUCE_AVX512 };
 #define REDUCE_ISAS 4
 
@@ -25,7 +28,7 @@ struct reduce_call {
 	void *destination;
 	void *keep;                            /* may be NULL; destination or keep may be a source, else nothing overlaps */
 	const void *sources[PLAN_MAX_SOURCES];
-	unsigned source_count;                 /* 1..PLAN_MAX_SOURCES */
+	unsigned source_count;                 /* 1..REDUCE_SOURCES; reduce_many: 1..PLAN_MAX_SOURCES */
 	unsigned wide_sources;                 /* bit s: source s is wide */
 	bool wide_result;                      /* destination and keep are */
 	bool stream;                           /* the result (keep, when given) will not be read soon: written past the caches where it pays */
@@ -43,6 +46,10 @@ reduce_function *reduce_kernel_best(enum comm_type type, enum comm_op op);
 /* Runs a kernel.  Here a wide destination may also start where a source that is not wide does (a kernel called directly would overwrite what
  * it has still to read). */
 void reduce_run(reduce_function *kernel, const struct reduce_call *call);
+
+/* As reduce_run of `last`, for any number of sources, each read once: partial sums (wide ones of f16 and bf16) by `add`, in the same order, stay in the
+ * first-level cache.  With more than REDUCE_SOURCES a wide destination may not start where a source does that is not. */
+void reduce_many(reduce_function *add, reduce_function *last, enum comm_type type, const struct reduce_call *call);
 
 /* destination = keep = source, bytes of any type and alignment; keep may be NULL; stream as above. */
 void reduce_copy(void *destination, void *keep, const void *source, size_t bytes, bool stream);

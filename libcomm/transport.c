@@ -13,14 +13,27 @@ void transport_signature_print(const struct transport_signature *signature, char
 	const char *name = plan_collective_name((enum plan_collective)signature->collective);
 	const char *type = comm_type_name((enum comm_type)signature->type);
 	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER;
+	char shards[24] = "";
+	if ((signature->collective == PLAN_REDUCE_SCATTER || signature->collective == PLAN_ALL_GATHER) && signature->root)
+		snprintf(shards, sizeof shards, " in shards %08" PRIx32, signature->root);
 	if (signature->collective == PLAN_BARRIER)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64, name, signature->sequence);
 	else if (signature->collective == PLAN_BROADCAST)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s from rank %" PRIu32, name, signature->sequence,
 			 signature->count, type, signature->root);
+	else if (signature->fused)
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s, %s, fused from %u operations, lengths 0x%08" PRIx32, name,
+			 signature->sequence, signature->count, type, comm_op_name((enum comm_op)signature->op), signature->fused, signature->root);
 	else
-		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s%s%s", name, signature->sequence, signature->count, type,
-			 reduces ? ", " : "", reduces ? comm_op_name((enum comm_op)signature->op) : "");
+		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64 " of %" PRIu64 " %s%s%s%s", name, signature->sequence, signature->count, type,
+			 shards, reduces ? ", " : "", reduces ? comm_op_name((enum comm_op)signature->op) : "");
+}
+
+/* All is alike but the sizes of the shards, which the texts show as digests only. */
+static bool only_shards_differ(const struct transport_signature *a, const struct transport_signature *b)
+{
+	return (a->collective == PLAN_REDUCE_SCATTER || a->collective == PLAN_ALL_GATHER) && a->root != b->root && a->sequence == b->sequence &&
+	       a->count == b->count && a->collective == b->collective && a->type == b->type && a->op == b->op;
 }
 
 enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...)
@@ -48,8 +61,9 @@ enum st_status transport_mismatch(struct link *link, const struct transport_sign
 	if (theirs)
 		transport_signature_print(theirs, their_text);
 	return transport_break(link, ST_ERR_MISMATCH,
-			       "ranks disagree: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s (%s sends %" PRIu64
+			       "ranks disagree%s: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s (%s sends %" PRIu64
 			       " bytes where %" PRIu64 " are expected)",
-			       ends->rank, ends->host, mine_text, ends->peer, ends->peer_host, their_text, peer_sends ? "the latter" : "the former",
+			       theirs && only_shards_differ(&link->entered, theirs) ? " about the sizes of the shards" : "", ends->rank, ends->host,
+			       mine_text, ends->peer, ends->peer_host, their_text, peer_sends ? "the latter" : "the former",
 			       sent, granted);
 }

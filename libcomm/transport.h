@@ -21,13 +21,13 @@ struct link;
 struct transport_signature {
 	uint64_t sequence; /* of the operation on its communicator: 1, 2, ... */
 	uint64_t count;    /* as given by the caller, in elements */
-	uint32_t root;
-	uint8_t collective; /* enum plan_collective */
-	uint8_t type, op;   /* enum comm_type, comm_op */
-	uint8_t reserved;   /* 0 */
+	uint32_t root;       /* broadcast; reduce_scatter and all_gather of shards of given sizes: a digest of these, never 0; fused operations: of their counts */
+	uint8_t collective;  /* enum plan_collective */
+	uint8_t type, op;    /* enum comm_type, comm_op */
+	uint8_t fused;       /* how many operations are fused into this one; 0: it is none of that kind */
 };
 
-/* Writes e.g. "allreduce 12 of 4194304 f32, sum" or "broadcast 3 of 10 u8 from rank 2". */
+/* Writes e.g. "allreduce 12 of 4194304 f32, sum", "broadcast 3 of 10 u8 from rank 2" or "all_gather 4 of 1000 f32 in shards 1a2b3c4d". */
 #define TRANSPORT_SIGNATURE_TEXT 96
 void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT]);
 
@@ -101,6 +101,7 @@ struct link {
 	const struct transport_ops *ops;
 	struct transport_ends ends;
 	uint16_t index;            /* channel index, set by the engine */
+	uint8_t lane;              /* likewise */
 	uint64_t puts, put_bytes;  /* sent by this rank */
 	uint64_t waited;           /* the engine's: puts of the peer that its plans have waited for */
 	struct transport_signature entered; /* by this rank */

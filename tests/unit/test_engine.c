@@ -115,7 +115,7 @@ static void *rank_main(void *argument)
 		if (rank->fds[peer] < 0)
 			continue;
 		REQUIRE(rank->ops->open(rank->fds[peer], &ends, SLOTS, CHUNK_BYTES, 10000, &link) == ST_OK);
-		REQUIRE(engine_add_link(engine, link, 0) == ST_OK);
+		REQUIRE(engine_add_link(engine, link, 0, 0) == ST_OK);
 		REQUIRE(engine_link(engine, peer, 0) == link && !engine_link(engine, peer, 1));
 	}
 	rank->body(rank, engine);
@@ -156,7 +156,7 @@ static void adds_up(struct rank *rank, struct engine *engine)
 {
 	struct engine_plan *bound;
 	float *input = malloc(ELEMENTS * sizeof(float)), *output = malloc(ELEMENTS * sizeof(float));
-	REQUIRE(input && output && engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
+	REQUIRE(input && output && engine_bind(engine, star(rank->rank, rank->ops->mapped), 0, &bound) == ST_OK);
 	for (int round = 0; round < 20; round++) {
 		struct comm_request *request;
 		for (size_t i = 0; i < ELEMENTS; i++)
@@ -192,7 +192,7 @@ static void run_plan(struct engine *engine, struct plan *plan, const float *inpu
 	struct engine_plan *bound;
 	struct comm_request *request;
 	struct transport_signature mine = {.count = plan->elements, .collective = (uint8_t)plan->collective, .type = COMM_F32};
-	REQUIRE(engine_bind(engine, plan, &bound) == ST_OK);
+	REQUIRE(engine_bind(engine, plan, 0, &bound) == ST_OK);
 	REQUIRE(engine_submit(engine, bound, true, input, output, mine, &request) == ST_OK);
 	REQUIRE(engine_wait(engine, &request) == ST_OK);
 }
@@ -241,13 +241,13 @@ static void misfits_are_not_bound(struct rank *rank, struct engine *engine)
 {
 	struct engine_plan *bound = NULL;
 	struct plan *plan = star(rank->rank, !rank->ops->mapped);
-	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, 0, &bound) == ST_ERR_INTERNAL && !bound);
 	plan = star(rank->rank, rank->ops->mapped);
 	plan->channels[0].index = 7;
-	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, 0, &bound) == ST_ERR_INTERNAL && !bound);
 	plan = star(rank->rank, rank->ops->mapped);
 	plan->steps[plan->step_count - 1].kind = PLAN_LOOP;
-	REQUIRE(engine_bind(engine, plan, &bound) == ST_ERR_INTERNAL && !bound);
+	REQUIRE(engine_bind(engine, plan, 0, &bound) == ST_ERR_INTERNAL && !bound);
 	pthread_barrier_wait(rank->all);
 }
 
@@ -256,7 +256,7 @@ static void the_one_who_is_gone_is_named(struct rank *rank, struct engine *engin
 	struct engine_plan *bound;
 	static float buffers[RANKS][2][ELEMENTS];
 	struct comm_request *requests[3];
-	REQUIRE(engine_bind(engine, star(rank->rank, rank->ops->mapped), &bound) == ST_OK);
+	REQUIRE(engine_bind(engine, star(rank->rank, rank->ops->mapped), 0, &bound) == ST_OK);
 	if (rank->rank == 0)
 		for (int i = 0; i < 3; i++)
 			REQUIRE(engine_submit(engine, bound, false, buffers[0][0], buffers[0][1], signature, &requests[i]) == ST_OK);

@@ -16,14 +16,15 @@ static const struct algorithm {
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
 	uint32_t least_slots;
 	unsigned collectives; /* mask of 1 << enum plan_collective */
+	bool wide;            /* sums may be */
 } algorithms[] = {
-	{"ring", plan_build_ring, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER}, /* the others: test_plan.c */
-	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE},
-	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE},
-	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE},
-	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE},
-	{"bruck", plan_build_bruck, 2, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
-	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
+	{"ring", plan_build_ring, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, true}, /* the others: test_plan.c */
+	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE, false},
+	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE, true},
+	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE, false},
+	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE, false},
+	{"bruck", plan_build_bruck, 2, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, false},
+	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, true},
 };
 #define ALGORITHMS (sizeof algorithms / sizeof *algorithms)
 
@@ -80,9 +81,9 @@ static void prove(const struct algorithm *algorithm, const struct plan_shape *sh
 	struct plan **plans = build_all(algorithm, *shape, links);
 	if (plan_verify((const struct plan *const *)plans, shape->size, repeats) != ST_OK) {
 		static char text[1 << 16];
-		fprintf(stderr, "%s, %s of %" PRIu64 ", %u ranks, chunks of %" PRIu64 ", %u slots, in place %d, root %u, links %u: %s\n", algorithm->name,
+		fprintf(stderr, "%s, %s of %" PRIu64 ", %u ranks, chunks of %" PRIu64 ", %u slots, in place %d, wide %d, root %u, links %u: %s\n", algorithm->name,
 			plan_collective_name(shape->collective), shape->elements, shape->size, shape->chunk_elements, shape->slots, shape->in_place,
-			shape->root, links.kind, st_message());
+			shape->wide, shape->root, links.kind, st_message());
 		plan_print(plans[0], text, sizeof text);
 		fputs(text, stderr);
 		exit(1);
@@ -96,6 +97,8 @@ static void prove(const struct algorithm *algorithm, const struct plan_shape *sh
 			if (longest > plan->chunk_elements)
 				longest = plan->chunk_elements;
 			REQUIRE(plan->operands[o].space != PLAN_SCRATCH || span * longest <= shape->chunk_elements);
+			/* Memory of its own is by what is under way, whatever the number of elements. */
+			REQUIRE(plan->work <= 2 * plan->slots && plan->work_elements <= shape->chunk_elements);
 		}
 	proved++;
 	free_all(plans, shape->size);
@@ -180,6 +183,7 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 							shape.position = position;
 						}
 					}
+					shape.wide = algorithm->wide && (collective == PLAN_ALLREDUCE || collective == PLAN_REDUCE_SCATTER) && draw(2);
 					if (collective == PLAN_BARRIER)
 						shape.elements = 0;
 					else if (collective == PLAN_REDUCE_SCATTER || collective == PLAN_ALL_GATHER)
@@ -232,7 +236,7 @@ static void a_large_job(const struct algorithm *algorithm, enum plan_collective 
 		uint32_t size = SIZE - draw(2) * draw(SIZE / 2);
 		const struct links links = {n % 4, 8};
 		struct plan_shape shape = {.collective = collective, .size = size, .rank = draw(size), .slots = 4, .chunk_elements = 32768,
-					   .elements = (uint64_t)1 << draw(34), .in_place = draw(2), .mapped = is_mapped, .mapped_context = &links};
+					   .elements = (uint64_t)1 << draw(34), .in_place = draw(2), .wide = algorithm->wide && collective == PLAN_ALLREDUCE && draw(2), .mapped = is_mapped, .mapped_context = &links};
 		shape.node_count = draw_nodes(starts, size);
 		shape.node_starts = starts;
 		if (size == SIZE) {

@@ -58,7 +58,7 @@ struct adversary_wire {
 
 struct adversary_rank {
 	const struct plan *plan;
-	struct value *input, *output, *slots;
+	struct value *input, *output, *slots, *work;
 	struct value *buffers[2 * REPEATS];
 	struct adversary_wire *wires[32];
 	uint32_t at;
@@ -90,6 +90,8 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 	}
 	if (operand->space == PLAN_SCRATCH)
 		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN];
+	else if (operand->space == PLAN_WORK)
+		area.values = &rank->work[plan_operand_slot(plan, operand, rank->vars) * MAX_SPAN];
 	else
 		area.values = &(operand->space == PLAN_INPUT ? rank->input : rank->output)[block * plan->chunks + chunk];
 	return area;
@@ -155,6 +157,8 @@ static void begin_operation(struct adversary_rank *rank)
 	size_t cells = plan->blocks * plan->chunks;
 	rank->input = rank->buffers[2 * rank->repeat];
 	rank->output = plan->in_place ? rank->input : rank->buffers[2 * rank->repeat + 1];
+	for (uint32_t i = 0; i < plan->work * MAX_SPAN; i++)
+		rank->work[i].what = GARBAGE;
 	for (size_t i = 0; i < cells; i++) {
 		rank->output[i] = rank->input[i] = (struct value){.what = GARBAGE};
 		bool mine = plan->collective == PLAN_BROADCAST ? plan->rank == plan->root
@@ -337,6 +341,7 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		REQUIRE(ranks[r].slots = calloc(plan->channel_count * plan->slots * MAX_SPAN + 1, sizeof(struct value)));
 		for (uint32_t i = 0; i < plan->channel_count * plan->slots * MAX_SPAN; i++)
 			ranks[r].slots[i].what = GARBAGE;
+		REQUIRE(ranks[r].work = calloc(plan->work * MAX_SPAN + 1, sizeof(struct value)));
 		begin_operation(&ranks[r]);
 		for (uint32_t i = 0; i < plan->channel_count; i++)
 			if (plan->channels[i].outgoing) {
@@ -391,6 +396,7 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		for (int i = 0; i < 2 * REPEATS; i++)
 			free(ranks[r].buffers[i]);
 		free(ranks[r].slots);
+		free(ranks[r].work);
 	}
 	return !trouble;
 }
@@ -399,13 +405,13 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 
 enum mutation {
 	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
-	WRONG_CHANNEL, WRONG_SPACE, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, PARTIAL_MORE,
+	WRONG_CHANNEL, WRONG_SPACE, WORK_SHIFTED, WORK_FEWER, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, PARTIAL_MORE,
 	PARTIAL_LESS, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
 	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span",
+	"wrong space", "work slot shifted by one", "work slots one fewer", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span",
 	"taken for a partial sum", "not taken for a partial sum"};
 
 static struct {
@@ -527,6 +533,16 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		operand->space = operand->space == PLAN_INPUT ? PLAN_OUTPUT : PLAN_INPUT;
 		return true;
+	case WORK_SHIFTED:
+		if (!operand || operand->space != PLAN_WORK || plan->work < 2)
+			return false;
+		operand->slot.base++;
+		return true;
+	case WORK_FEWER:
+		if (which || at || !plan->work)
+			return false;
+		plan->work--;
+		return true;
 	case LOOP_LONGER:
 		if (which || step->kind != PLAN_LOOP)
 			return false;
@@ -611,6 +627,8 @@ static uint64_t behaviour(const struct plan *plan)
 			plan_chunk_range(plan, block, chunk, &offset, &elements);
 			if (operand->space == PLAN_SCRATCH)
 				place = UINT64_C(1) << 40 | (uint64_t)operand->channel << 32 | plan_operand_slot(plan, operand, rank.vars);
+			else if (operand->space == PLAN_WORK)
+				place = UINT64_C(1) << 48 | plan_operand_slot(plan, operand, rank.vars);
 			else
 				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
 			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
@@ -641,11 +659,11 @@ struct algorithm {
 static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2, true},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1, false},
-	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, false},
+	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, true},
 	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
 	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
 	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, false},
-	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, false},
+	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
 
 static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
@@ -703,7 +721,7 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 					continue;
 				}
 				bool malformed = plan_check(mutant) != ST_OK;
-				if (!malformed && mutant->slots == original->slots && behaviour(mutant) == unchanged) {
+				if (!malformed && mutant->slots == original->slots && mutant->work == original->work && behaviour(mutant) == unchanged) {
 					same_behaviour++;
 					plan_free(mutant);
 					continue;
@@ -753,7 +771,7 @@ static void every_mutant(const struct algorithm *algorithm)
 							continue;
 						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
 									   .chunk_elements = 16, .in_place = variant & 1,
-									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2, .wide = algorithm->wide && (chunks + slots + size) % 2};
+									   .elements = 16 * chunks * size - (chunks * size > 3 ? 3 : 0) * !(variant & 1), .root = size / 2, .wide = algorithm->wide && collective <= PLAN_REDUCE_SCATTER && (chunks + slots + size) % 2};
 						if (collective == PLAN_BROADCAST)
 							shape.elements = 16 * chunks;
 						else if (collective != PLAN_ALLREDUCE)

@@ -247,6 +247,53 @@ static void kernels_have_the_bits_of_the_plain_loop(void)
 	}
 }
 
+/* More sources than a kernel takes: as one after the other, with wide partial sums of f16 and bf16, and nothing else touched. */
+static void many_sources_are_added_in_order(void)
+{
+	static _Alignas(64) unsigned char sources[PLAN_MAX_SOURCES][(ROOM + SLACK) * MOST_BYTES];
+	static float sum[2][ROOM * 2];
+	for (int type = 0; type < COMM_TYPES; type++)
+		for (int op = 0; op < COMM_OPS; op++)
+			for (unsigned n = 1; n <= PLAN_MAX_SOURCES; n++)
+				for (unsigned round = 0; round < 6; round++) {
+					const bool widens = type == COMM_F16 || type == COMM_BF16;
+					const enum comm_op adds = op == COMM_AVG ? COMM_SUM : (enum comm_op)op;
+					const size_t bytes = comm_type_bytes((enum comm_type)type), count = round ? draw() % (ROOM - SLACK) : round;
+					struct reduce_call call = {.source_count = n, .ranks = 1 + draw() % 70, .count = count, .stream = draw() % 2};
+					for (unsigned s = 0; s < n; s++) {
+						call.sources[s] = sources[s] + draw() % 20 * bytes;
+						fill((enum comm_type)type, false, (void *)(uintptr_t)call.sources[s], count);
+					}
+					struct reduce_call two = {.ranks = call.ranks, .count = count, .source_count = 1, .sources = {call.sources[0]}};
+					for (unsigned s = 1; s < n - 1; s++) {
+						two.sources[two.source_count++] = call.sources[s];
+						two.wide_result = widens;
+						two.destination = sum[s % 2];
+						reduce_kernel(REDUCE_PLAIN, (enum comm_type)type, adds)(&two);
+						two.sources[0] = two.destination;
+						two.wide_sources = widens;
+						two.source_count = 1;
+					}
+					if (n > 1)
+						two.sources[two.source_count++] = call.sources[n - 1];
+					two.wide_result = false;
+					two.destination = expected;
+					reduce_kernel(REDUCE_PLAIN, (enum comm_type)type, (enum comm_op)op)(&two);
+					memset(buffers[4], 0x55, (count + SLACK) * bytes);
+					memset(buffers[5], 0x55, (count + SLACK) * bytes);
+					call.destination = round % 2 ? (void *)(uintptr_t)call.sources[draw() % n] : buffers[4] + 7 * bytes;
+					call.keep = round % 3 ? NULL : buffers[5] + 5 * bytes;
+					reduce_many(reduce_kernel_best((enum comm_type)type, adds), reduce_kernel_best((enum comm_type)type, (enum comm_op)op),
+						    (enum comm_type)type, &call);
+					for (int second = 0; second <= !!call.keep; second++) {
+						const unsigned char *got = second ? call.keep : call.destination;
+						for (size_t i = 0; i < count; i++)
+							REQUIRE(same((enum comm_type)type, (enum comm_op)op, false, got + i * bytes, expected + i * bytes, bytes));
+						REQUIRE((!second && round % 2) || (got[-1] == 0x55 && got[count * bytes] == 0x55));
+					}
+				}
+}
+
 /* Every f16 and bf16 through the kernels' own conversions, both ways: a source of one kind, a result of the other. */
 static void kernels_convert_all_numbers_of_16_bits(void)
 {
@@ -354,6 +401,7 @@ int main(void)
 	all_numbers_of_16_bits();
 	operations_mean_what_they_say();
 	kernels_have_the_bits_of_the_plain_loop();
+	many_sources_are_added_in_order();
 	kernels_convert_all_numbers_of_16_bits();
 	const char *all = getenv("LONG");
 	if (all && *all)

@@ -61,7 +61,7 @@ static void run_job(struct job *job, uint32_t size, const char *const *nodes, un
 		/* Rank 0's holds for all. */
 		/* So does its algorithm: the ring where bytes are counted, else one after the other. */
 		if (body == every_kind)
-			options->algorithm = (enum comm_algorithm)((size + transports + accumulate + r) % COMM_ALGORITHMS);
+			options->algorithm = (enum comm_algorithm)((size + accumulate + r) % COMM_ALGORITHMS);
 		else
 			options->algorithm = COMM_ALGORITHM_RING;
 		options->accumulate = r ? (enum comm_accumulate)(r % 2) : accumulate;
