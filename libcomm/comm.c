@@ -82,6 +82,7 @@ static enum st_status open_links(struct comm *comm)
 		.chunk_bytes = comm->chunk_bytes,
 		.timeout_ms = comm->options.startup_timeout_ms,
 	};
+	ST_TRY(comm_links_room(&links));
 	return comm_links_open(&links);
 }
 

@@ -10,6 +10,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "common/memory_room.h"
+#include "transport.h"
+#include "wire.h"
 
 struct edge {
 	uint64_t order;
@@ -112,6 +117,61 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 	}
 	ST_TRY(status);
 	return engine_add_link(options->engine, link, edge->index, edge->lane);
+}
+
+/* What a rank tells the others of its memory. */
+struct room {
+	uint64_t needed, available, limit;
+	uint64_t group; /* equal for ranks of one node that the same limit binds */
+	char path[128];
+};
+
+enum st_status comm_links_room(const struct comm_links_options *options)
+{
+	const struct topo_world *world = control_world(options->control);
+	const uint32_t node = world->node_of[world->rank];
+	struct edges edges = {0};
+	struct st_memory_room here;
+	if (world->size == 1)
+		return ST_OK;
+	enum st_status status = find_edges(options, &edges);
+	uint64_t segments = 0;
+	for (size_t i = 0; i < edges.count; i++)
+		segments += world->node_of[edges.items[i].peer] == node;
+	free(edges.items);
+	ST_TRY(status);
+	st_memory_room_read("", &here);
+	struct room mine = {.available = here.available, .limit = here.limit, .group = here.identity};
+	if (options->transports & COMM_TRANSPORT_SHM)
+		mine.needed = st_memory_cost(segments * transport_shm_bytes(options->slots, options->chunk_bytes));
+	snprintf(mine.path, sizeof mine.path, "%.*s", (int)sizeof mine.path - 1, here.path);
+	struct room *rooms = malloc(world->size * sizeof *rooms);
+	if (!rooms)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	status = control_all_gather(options->control, &mine, sizeof mine, rooms, options->timeout_ms);
+	/* For each rank: what it and the later ranks of its group need, so that the group's first rank sees the sum. */
+	for (uint32_t n = 0; n < world->node_count && status == ST_OK; n++)
+		for (uint32_t i = 0; i < world->nodes[n].rank_count && status == ST_OK; i++) {
+			struct room *first = &rooms[world->nodes[n].ranks[i]];
+			uint32_t ranks = 0;
+			uint64_t needed = 0;
+			for (uint32_t k = i; k < world->nodes[n].rank_count; k++) {
+				struct room *other = &rooms[world->nodes[n].ranks[k]];
+				if (other->group != first->group || !other->needed || __builtin_add_overflow(needed, other->needed, &needed))
+					continue;
+				ranks++;
+				if (other->available < first->available)
+					first->available = other->available;
+			}
+			wire_clean_text(first->path, sizeof first->path);
+			if (needed > first->available)
+				status = st_fail(ST_ERR_NOMEM,
+						 "shared memory for the links of %" PRIu32 " ranks on %s: %" PRIu64 " bytes are needed, %" PRIu64
+						 " are available in %s, whose limit is %" PRIu64,
+						 ranks, world->nodes[n].name, needed, first->available, first->path, first->limit);
+		}
+	free(rooms);
+	return status;
 }
 
 enum st_status comm_links_open(const struct comm_links_options *options)

@@ -1,11 +1,10 @@
 /* Memory that local peers can map. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "comm_internal.h"
+#include "shm_segment.h"
 
 enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory)
 {
@@ -18,26 +17,19 @@ enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory)
 		return st_fail(ST_ERR_NOMEM, "memory of a communicator: %zu bytes", bytes);
 	}
 	made->bytes = bytes ? (bytes + (size_t)page - 1) / (size_t)page * (size_t)page : (size_t)page;
-	made->fd = memfd_create("synctrain-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (made->fd < 0) {
+	/* Local ranks tend to allocate the same at the same time. */
+	enum st_status status = shm_segment_make("synctrain-buffer", made->bytes, comm_local_size(comm), "memory of a communicator", &made->fd);
+	if (status != ST_OK) {
 		free(made);
-		return st_fail_errno("memory of a communicator: memfd_create");
+		return status;
 	}
-	/* Allocated now: when memory runs out later there is no error to return. */
-	int error = ftruncate(made->fd, (off_t)made->bytes) ? errno : 0;
-	while (!error && fallocate(made->fd, 0, 0, (off_t)made->bytes))
-		if (errno != EINTR)
-			error = errno;
-	if (!error && fcntl(made->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-		error = errno;
-	made->address = error ? MAP_FAILED : mmap(NULL, made->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made->fd, 0);
-	if (made->address == MAP_FAILED) {
-		if (!error)
-			error = errno;
+	status = shm_segment_map(made->fd, made->bytes, "memory of a communicator", &made->address);
+	if (status == ST_OK && (status = shm_segment_seal(made->fd, made->address, made->bytes, "memory of a communicator")) != ST_OK)
+		munmap(made->address, made->bytes);
+	if (status != ST_OK) {
 		close(made->fd);
 		free(made);
-		errno = error;
-		return st_fail_errno("memory of a communicator: %zu bytes", bytes);
+		return status;
 	}
 	made->next = comm->memory;
 	comm->memory = made;

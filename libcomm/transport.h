@@ -96,6 +96,9 @@ struct transport_ops {
 
 extern const struct transport_ops transport_shm, transport_tcp;
 
+/* Bytes of shared memory that this end of a transport_shm link takes. */
+size_t transport_shm_bytes(unsigned slots, size_t slot_bytes);
+
 /* Every struct link starts with this. */
 struct link {
 	const struct transport_ops *ops;

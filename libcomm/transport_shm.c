@@ -1,7 +1,7 @@
 /*
  * Shared memory between two ranks of a node.
  *
- * Each rank makes one segment per link: a memfd of fixed, allocated and sealed size, passed over the link's Unix socket.  It holds the slots for
+ * Each rank makes one segment per link (shm_segment.h), passed over the link's Unix socket.  It holds the slots for
  * what the peer sends, the grants that this rank gives and the records of the puts that the peer has made:
  *
  *   control lines | grants (lines) | puts (lines) | slots
@@ -15,23 +15,23 @@
  * the sleeper sees the event in its last look or the other side sees it asleep and writes one byte to the socket.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/io.h"
+#include "shm_segment.h"
 #include "transport.h"
 
 #define LINE 64
-#define MAGIC UINT64_C(0x31304d4853435953) /* "SYCSHM01" */
+#define MAGIC UINT64_C(0x32304d4853435953) /* "SYCSHM02" */
 #define MAX_LINES 1024
 /* How many calls of progress() go by between looks at the socket: a system call each. */
 #define SOCKET_EVERY 64
@@ -72,6 +72,23 @@ struct shm_link {
 	unsigned quiet;               /* calls of progress since the last look at the socket */
 };
 
+/* Where things lie in a segment. */
+struct layout {
+	unsigned lines;
+	size_t stride, head, bytes; /* head: before the slots */
+};
+
+static struct layout layout(unsigned slots, size_t slot_bytes)
+{
+	struct layout made = {.lines = 4};
+	while (made.lines < slots && made.lines < MAX_LINES)
+		made.lines *= 2;
+	made.stride = (slot_bytes + LINE - 1) / LINE * LINE;
+	made.head = (sizeof(struct segment) + 2 * made.lines * sizeof(struct line) + 4095) / 4096 * 4096;
+	made.bytes = (made.head + slots * made.stride + 4095) / 4096 * 4096;
+	return made;
+}
+
 static struct shm_link *shm(struct link *link)
 {
 	return (struct shm_link *)link;
@@ -105,41 +122,10 @@ static void shm_close(struct link *link)
 	free(me);
 }
 
-static enum st_status make_segment(const struct shm_link *me, int *out)
+static enum st_status closed(const struct shm_link *me)
 {
-	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-#ifdef MFD_NOEXEC_SEAL
-	int fd = memfd_create("synctrain", flags | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL)
-		fd = memfd_create("synctrain", flags);
-#else
-	int fd = memfd_create("synctrain", flags);
-#endif
-	if (fd < 0)
-		return st_fail_errno("shared memory for rank %" PRIu32 ": memfd_create", me->link.ends.peer);
-	/* Allocated now: later there would be no error to return, only a signal. */
-	int error = ftruncate(fd, (off_t)me->segment_bytes) ? errno : 0;
-	while (!error && fallocate(fd, 0, 0, (off_t)me->segment_bytes))
-		if (errno != EINTR)
-			error = errno;
-	if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-		error = errno;
-	if (error) {
-		close(fd);
-		errno = error;
-		return st_fail_errno("shared memory for rank %" PRIu32 ": %zu bytes", me->link.ends.peer, me->segment_bytes);
-	}
-	*out = fd;
-	return ST_OK;
-}
-
-static enum st_status map_segment(const struct shm_link *me, int fd, struct segment **segment)
-{
-	void *memory = mmap(NULL, me->segment_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-	if (memory == MAP_FAILED)
-		return st_fail_errno("shared memory with rank %" PRIu32 ": mmap of %zu bytes", me->link.ends.peer, me->segment_bytes);
-	*segment = memory;
-	return ST_OK;
+	return st_fail(ST_ERR_ABORTED, "rank %" PRIu32 " on %s closed the connection while shared memory was set up", me->link.ends.peer,
+		       me->link.ends.peer_host);
 }
 
 static enum st_status send_segment(struct shm_link *me, int segment)
@@ -161,6 +147,8 @@ static enum st_status send_segment(struct shm_link *me, int segment)
 	do
 		n = sendmsg(me->fd, &message, MSG_NOSIGNAL);
 	while (n < 0 && errno == EINTR);
+	if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
+		return closed(me);
 	/* The socket is new and its buffer empty: a short write does not happen. */
 	if (n != (ssize_t)sizeof hello)
 		return n < 0 ? st_fail_errno("shared memory with rank %" PRIu32 ": sendmsg", me->link.ends.peer)
@@ -168,22 +156,23 @@ static enum st_status send_segment(struct shm_link *me, int segment)
 	return ST_OK;
 }
 
-/* Takes the peer's hello and descriptor; *segment is -1 when none came. */
-static enum st_status receive_segment(struct shm_link *me, int64_t timeout_ms, struct hello *hello, int *segment)
+/* Takes `bytes` of the peer's and at most one descriptor with them; *segment is -1 when none came. */
+static enum st_status receive(struct shm_link *me, struct st_deadline *deadline, int64_t timeout_ms, void *where, size_t bytes, int *segment)
 {
-	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
 	size_t have = 0;
+	bool several = false;
 	*segment = -1;
-	while (have < sizeof *hello) {
+	while (have < bytes) {
 		union {
 			struct cmsghdr header;
 			char room[CMSG_SPACE(sizeof(int))];
 		} control;
-		struct iovec part = {(char *)hello + have, sizeof *hello - have};
+		struct iovec part = {(char *)where + have, bytes - have};
 		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
 		ssize_t n = recvmsg(me->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 		if (n > 0) {
 			have += (size_t)n;
+			several |= (message.msg_flags & MSG_CTRUNC) != 0;
 			for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
 				if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
 					continue;
@@ -194,27 +183,29 @@ static enum st_status receive_segment(struct shm_link *me, int64_t timeout_ms, s
 					if (*segment < 0)
 						*segment = fd;
 					else
-						close(fd);
+						several |= !close(fd);
 				}
 			}
-		} else if (n == 0) {
-			return st_fail(ST_ERR_ABORTED, "rank %" PRIu32 " on %s closed the connection while shared memory was set up",
-				       me->link.ends.peer, me->link.ends.peer_host);
+		} else if (n == 0 || errno == ECONNRESET) {
+			return closed(me);
 		} else if (errno == EAGAIN || errno == EINTR) {
-			if (st_deadline_expired(&deadline))
+			if (st_deadline_expired(deadline))
 				return st_fail(ST_ERR_TIMEOUT, "rank %" PRIu32 " on %s did not set up shared memory within %" PRId64 " ms",
 					       me->link.ends.peer, me->link.ends.peer_host, timeout_ms);
 			struct pollfd wait = {me->fd, POLLIN, 0};
-			poll(&wait, 1, st_deadline_poll_ms(&deadline));
+			poll(&wait, 1, st_deadline_poll_ms(deadline));
 		} else {
 			return st_fail_errno("shared memory with rank %" PRIu32 ": recvmsg", me->link.ends.peer);
 		}
 	}
+	/* Cut off: more than two came, or this process has no room for more descriptors. */
+	if (several)
+		return st_fail(ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: several descriptors for shared memory, or none left to take one with",
+			       me->link.ends.peer, me->link.ends.peer_host);
 	return ST_OK;
 }
 
-/* A peer that could shrink its segment could kill us by a signal: what it sent must be sealed and of the agreed size. */
-static enum st_status check_segment(const struct shm_link *me, const struct hello *hello, int segment)
+static enum st_status check_hello(const struct shm_link *me, const struct hello *hello, int segment)
 {
 	const struct transport_ends *ends = &me->link.ends;
 	if (hello->magic != MAGIC)
@@ -225,18 +216,45 @@ static enum st_status check_segment(const struct shm_link *me, const struct hell
 			       hello->slots, hello->slot_bytes, ends->rank, me->slots, me->slot_bytes);
 	if (segment < 0)
 		return st_fail(ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: sent no descriptor for shared memory", ends->peer, ends->peer_host);
-	struct stat status;
-	if (fstat(segment, &status))
-		return st_fail_errno("shared memory of rank %" PRIu32 ": fstat", ends->peer);
-	if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != me->segment_bytes)
-		return st_fail(ST_ERR_PROTOCOL, "shared memory of rank %" PRIu32 " on %s has %jd bytes, expected %zu", ends->peer, ends->peer_host,
-			       (intmax_t)status.st_size, me->segment_bytes);
-	int seals = fcntl(segment, F_GET_SEALS);
-	const int needed = F_SEAL_SHRINK | F_SEAL_GROW;
-	if (seals < 0 || (seals & needed) != needed)
-		return st_fail(ST_ERR_PROTOCOL, "shared memory of rank %" PRIu32 " on %s can change its size: seals 0x%x, expected 0x%x", ends->peer,
-			       ends->peer_host, seals < 0 ? 0u : (unsigned)seals, (unsigned)needed);
 	return ST_OK;
+}
+
+/* Both segments: made, exchanged, mapped, and then, when both ends have mapped both, sealed.  mine and theirs are left to be closed. */
+static enum st_status exchange_segments(struct shm_link *me, int64_t timeout_ms, int *mine, int *theirs)
+{
+	const struct transport_ends *ends = &me->link.ends;
+	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
+	char own[160], other[160], mapped = 0;
+	void *memory;
+	int none;
+	struct hello hello;
+	snprintf(own, sizeof own, "shared memory for rank %" PRIu32 " on %s", ends->peer, ends->peer_host);
+	snprintf(other, sizeof other, "shared memory of rank %" PRIu32 " on %s", ends->peer, ends->peer_host);
+	ST_TRY(shm_segment_make("synctrain", me->segment_bytes, 2, own, mine));
+	ST_TRY(shm_segment_map(*mine, me->segment_bytes, own, &memory));
+	me->own = memory;
+	ST_TRY(send_segment(me, *mine));
+	ST_TRY(st_set_nonblocking(me->fd));
+	ST_TRY(receive(me, &deadline, timeout_ms, &hello, sizeof hello, theirs));
+	ST_TRY(check_hello(me, &hello, *theirs));
+	ST_TRY(shm_segment_map(*theirs, me->segment_bytes, other, &memory));
+	me->theirs = memory;
+	ST_TRY(shm_segment_seal(*theirs, memory, me->segment_bytes, other));
+	/* One byte says that it is mapped. A peer that has gone shows when its byte is awaited. */
+	if (send(me->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET)
+		return st_fail_errno("%s: send", own);
+	enum st_status status = receive(me, &deadline, timeout_ms, &mapped, 1, &none);
+	if (none >= 0) {
+		close(none);
+		status = st_fail(ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: several descriptors for shared memory", ends->peer, ends->peer_host);
+	}
+	ST_TRY(status);
+	return shm_segment_seal(*mine, me->own, me->segment_bytes, own);
+}
+
+size_t transport_shm_bytes(unsigned slots, size_t slot_bytes)
+{
+	return layout(slots, slot_bytes).bytes;
 }
 
 static enum st_status shm_open_link(int fd, const struct transport_ends *ends, unsigned slots, size_t slot_bytes, int64_t timeout_ms,
@@ -252,36 +270,20 @@ static enum st_status shm_open_link(int fd, const struct transport_ends *ends, u
 	me->link.ends = *ends;
 	me->slots = slots;
 	me->slot_bytes = slot_bytes;
-	for (me->lines = 4; me->lines < slots;)
-		me->lines *= 2;
-	me->stride = (slot_bytes + LINE - 1) / LINE * LINE;
-	size_t head = sizeof(struct segment) + 2 * me->lines * sizeof(struct line);
-	head = (head + 4095) / 4096 * 4096;
-	me->segment_bytes = (head + slots * me->stride + 4095) / 4096 * 4096;
+	const struct layout places = layout(slots, slot_bytes);
+	me->lines = places.lines;
+	me->stride = places.stride;
+	me->segment_bytes = places.bytes;
 	me->grants = calloc(me->lines, sizeof *me->grants);
 
 	int mine = -1, theirs = -1;
-	struct hello hello;
-	memset(&hello, 0, sizeof hello);
 	enum st_status status = ST_OK;
 	if (!slots || slots > MAX_LINES || !slot_bytes || slot_bytes > (size_t)1 << 40)
 		status = st_fail(ST_ERR_USAGE, "shared memory: %u slots of %zu bytes", slots, slot_bytes);
 	else if (!me->grants)
 		status = st_fail(ST_ERR_NOMEM, "shared memory: out of memory");
 	if (status == ST_OK)
-		status = make_segment(me, &mine);
-	if (status == ST_OK)
-		status = map_segment(me, mine, &me->own);
-	if (status == ST_OK)
-		status = send_segment(me, mine);
-	if (status == ST_OK)
-		status = st_set_nonblocking(me->fd);
-	if (status == ST_OK)
-		status = receive_segment(me, timeout_ms, &hello, &theirs);
-	if (status == ST_OK)
-		status = check_segment(me, &hello, theirs);
-	if (status == ST_OK)
-		status = map_segment(me, theirs, &me->theirs);
+		status = exchange_segments(me, timeout_ms, &mine, &theirs);
 	if (mine >= 0)
 		close(mine);
 	if (theirs >= 0)
@@ -294,8 +296,8 @@ static enum st_status shm_open_link(int fd, const struct transport_ends *ends, u
 	me->own_puts = me->own->lines + me->lines;
 	me->their_grants = me->theirs->lines;
 	me->their_puts = me->theirs->lines + me->lines;
-	me->own_slots = (char *)me->own + head;
-	me->their_slots = (char *)me->theirs + head;
+	me->own_slots = (char *)me->own + places.head;
+	me->their_slots = (char *)me->theirs + places.head;
 	*link = &me->link;
 	return ST_OK;
 }

@@ -243,7 +243,7 @@ static void lies_are_refused(void)
 	refused(&hello, sizeof hello, memory(hello.bytes, F_SEAL_GROW), "can change its size");
 	refused(&hello, sizeof hello, memory(hello.bytes - 4096, seals), "bytes, expected");
 	refused(&hello, sizeof hello, memory(0, seals), "bytes, expected");
-	refused(&hello, sizeof hello, open("/dev/null", O_RDWR | O_CLOEXEC), "bytes, expected");
+	refused(&hello, sizeof hello, open("/dev/null", O_RDWR | O_CLOEXEC), "no memory that can be sealed");
 	refused(&hello, 5, -1, "did not set up");
 	refused(&hello, 0, -1, "did not set up");
 	bad = hello;
