@@ -128,7 +128,7 @@ struct room {
 
 enum st_status comm_links_room(const struct comm_links_options *options)
 {
-	const struct topo_world *world = control_world(options->control);
+	const struct topo_world *world = control_group_world(options->group);
 	const uint32_t node = world->node_of[world->rank];
 	struct edges edges = {0};
 	struct st_memory_room here;
@@ -148,7 +148,7 @@ enum st_status comm_links_room(const struct comm_links_options *options)
 	struct room *rooms = malloc(world->size * sizeof *rooms);
 	if (!rooms)
 		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
-	status = control_all_gather(options->control, &mine, sizeof mine, rooms, options->timeout_ms);
+	status = control_group_all_gather(options->group, &mine, sizeof mine, rooms, options->timeout_ms);
 	/* For each rank: what it and the later ranks of its group need, so that the group's first rank sees the sum. */
 	for (uint32_t n = 0; n < world->node_count && status == ST_OK; n++)
 		for (uint32_t i = 0; i < world->nodes[n].rank_count && status == ST_OK; i++) {

@@ -21,7 +21,7 @@ struct comm_links_options {
 /* Collective. Opens every link that a plan of any of the algorithms, for any collective, has channels for, once for each lane. Blocks. */
 enum st_status comm_links_open(const struct comm_links_options *options);
 
-/* Collective over all of control's ranks, before any of them opens links. ST_ERR_NOMEM, the same on all, when the shared memory that the ranks of a
+/* Collective among the group's members, before any of them opens links. ST_ERR_NOMEM, the same on all, when the shared memory that the ranks of a
  * node need together is more than their memory limit leaves them: filling it up one segment after the other would have the kernel kill
  * a rank. */
 enum st_status comm_links_room(const struct comm_links_options *options);

@@ -82,9 +82,9 @@ static enum st_status form(const struct comm *parent, const struct choice *choic
 	comm->chunk_bytes = parent->chunk_bytes;
 	comm->slots = parent->slots;
 	comm->algorithms = parent->algorithms;
-	ST_TRY(comm_wire(comm));
-	/* Whoever returns knows that all can be reached: what was announced has been taken up. */
-	return control_group_meet(comm->context, parent->options.startup_timeout_ms);
+	/* From here on all members know the group, and decisions may carry what they like. */
+	ST_TRY(control_group_meet(comm->context, parent->options.startup_timeout_ms));
+	return comm_wire(comm);
 }
 
 enum st_status comm_split(struct comm *parent, int32_t color, int32_t key, struct comm **sub)

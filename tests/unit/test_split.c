@@ -372,7 +372,7 @@ static void leaves_before_a_decision(struct job *job, uint32_t rank, struct comm
 	REQUIRE(comm_split(world, 0, 0, &sub) == ST_OK);
 	pthread_barrier_wait(&job->all);
 	if (rank != 1)
-		note(job, rank, comm_decide(sub, &rank, sizeof rank));
+		note(job, rank, comm_decide(sub, &(uint32_t){0}, sizeof rank));
 	comm_free(sub);
 	pthread_barrier_wait(&job->all);
 	comm_free(world);
@@ -388,7 +388,7 @@ static void fails_inside(struct job *job, uint32_t rank, struct comm *world)
 	pthread_barrier_wait(&job->all);
 	if (rank == 3) {
 		comm_abort(sub, "disk full");
-		note(job, rank, comm_decide(sub, &rank, sizeof rank));
+		note(job, rank, comm_decide(sub, &(uint32_t){0}, sizeof rank));
 	} else {
 		enum st_status status = ST_OK;
 		for (int i = 0; status == ST_OK && i < 1000000; i++) {
@@ -416,8 +416,8 @@ static void disagrees_inside(struct job *job, uint32_t rank, struct comm *world)
 		if (status == ST_OK)
 			status = comm_wait(sub, &request);
 	} else {
-		while (status == ST_OK)
-			status = comm_decide(sub, &rank, sizeof rank);
+		for (uint32_t chosen = 0; status == ST_OK;)
+			status = comm_decide(sub, &chosen, sizeof chosen);
 	}
 	note(job, rank, status);
 	comm_free(sub);
@@ -443,7 +443,8 @@ static void test_failures(void)
 	RUN(split_or_reduce);
 	ALL_SAY(ST_ERR_ABORTED, "rank 2 has called collective 1 without having done so");
 	RUN(split_or_collect);
-	ALL_SAY(ST_ERR_ABORTED, "rank 3 on b disagrees during decision 2: it gathers 8 bytes where rank 0 splits by 8 bytes");
+	ALL_SAY(ST_ERR_ABORTED, "rank 3 on b disagrees during decision ");
+	ALL_SAY(ST_ERR_ABORTED, ": it gathers 8 bytes where rank 0 splits by 8 bytes");
 	RUN(leaves_early);
 	for (uint32_t r = 0; r < 5; r++)
 		if (r != 1)
@@ -452,7 +453,8 @@ static void test_failures(void)
 	RUN(leaves_before_a_decision);
 	for (uint32_t r = 0; r < 5; r++)
 		if (r != 1)
-			CHECK(job.ends[r] == ST_ERR_ABORTED && strstr(job.texts[r], "rank 1 on a left during decision 1 in communicator 1:0: it has freed"),
+			CHECK(job.ends[r] == ST_ERR_ABORTED && strstr(job.texts[r], "rank 1 on a left during decision ") &&
+				      strstr(job.texts[r], " in communicator 1:0: it has freed"),
 			      "rank %u: %s", r, job.texts[r]);
 	RUN(fails_inside);
 	ALL_SAY(ST_ERR_ABORTED, "rank 3 on b failed: disk full");
