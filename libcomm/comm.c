@@ -522,7 +522,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 
 void comm_abort(struct comm *comm, const char *text)
 {
-	control_abort(comm->control, control_group_job_rank(comm->context, comm->rank), CONTROL_HOW_APPLICATION, "", text);
+	control_declare(comm->control, "", text);
 }
 
 enum st_status comm_failure(struct comm *comm)

@@ -212,13 +212,14 @@ static enum st_status wait_for_children(struct control *control, struct st_deadl
 		return st_fail(ST_ERR_NOMEM, "no memory for %u ranks", control->size);
 	pthread_mutex_lock(&control->lock);
 	for (;;) {
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status != ST_OK || !missing_child(control, 0, &child))
 			break;
 		if (st_deadline_expired(deadline)) {
 			char detail[96];
 			snprintf(detail, sizeof detail, "it did not connect within %.1f s", (double)control->startup_timeout_ms / 1e3);
 			control_abort_locked(control, child, CONTROL_HOW_LATE, "start-up", detail);
+			control_verdict_await(control);
 			continue;
 		}
 		if (!control_wait(control, &probe)) {
@@ -245,7 +246,7 @@ static void tell_children(struct control *control)
 
 	pthread_mutex_lock(&control->lock);
 	/* The culprit itself will not come. */
-	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	if (control->judged)
 		control->met[control->verdict.culprit] = true;
 	while (missing_child(control, 0, &child) && control_wait(control, &deadline))
 		;
@@ -299,7 +300,10 @@ static void destroy(struct control *control)
 	free(control->endpoints);
 	free(control->left);
 	free(control->met);
+	free(control->gone);
+	free(control->inquired);
 	free(control->reach);
+	free(control->heard);
 	secret_free(control);
 	pthread_cond_destroy(&control->changed);
 	pthread_mutex_destroy(&control->lock);
@@ -339,7 +343,10 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->left = calloc(control->size, sizeof *control->left);
 	control->reach = calloc(control->size, sizeof *control->reach);
 	control->met = calloc(control->size, sizeof *control->met);
-	bool have = control->left && control->reach && control->met;
+	control->gone = calloc(control->size, sizeof *control->gone);
+	control->inquired = calloc(control->size, sizeof *control->inquired);
+	control->heard = calloc(control->size, sizeof *control->heard);
+	bool have = control->left && control->reach && control->met && control->gone && control->inquired && control->heard;
 	if (!have)
 		return st_fail(ST_ERR_NOMEM, "no memory for the control plane of %u ranks", control->size);
 	ST_TRY(control_root_init(control));
@@ -423,15 +430,19 @@ void control_close(struct control *control)
 		return;
 	}
 	atomic_store_explicit(&control->closing, true, memory_order_relaxed);
-	/* A connection that comes from now on hears it too, see control_link_add(). */
-	if (control->world)
-		control->left[control->rank] = true;
-	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
-		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank, .whole = 1}, sizeof(struct wire_goodbye), NULL, 0);
+	if (control->world) {
+		struct wire_goodbye goodbye = {.rank = control->rank, .whole = 1, .entered = control_decisions_entered(&control->root)};
+		/* A connection that comes from now on hears it too, see control_link_add(). */
+		control->left[control->rank] = control->root.left[control->rank] = true;
+		control->root.entered[control->rank] = goodbye.entered;
+		if (!control->judged)
+			control_flood(control, NULL, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
+	}
 	/* Usually all is out at once, and what neighbours sent before they heard the goodbye, which is for others too, passed on; only a neighbour that
 	 * does not read or answer costs this second. */
 	while (control->thread_started && !control_links_parted(control) && control_wait(control, &deadline))
 		;
+	control_helpers_end(control);
 	pthread_mutex_unlock(&control->lock);
 	destroy(control);
 }
@@ -509,9 +520,16 @@ enum st_status control_abort(struct control *control, uint32_t culprit, enum con
 
 	pthread_mutex_lock(&control->lock);
 	control_abort_locked(control, culprit < control->size ? culprit : control->rank, how, operation, detail);
-	status = control_verdict(control);
+	status = control_verdict_await(control);
 	pthread_mutex_unlock(&control->lock);
 	return status;
+}
+
+void control_declare(struct control *control, const char *operation, const char *detail)
+{
+	pthread_mutex_lock(&control->lock);
+	control_abort_locked(control, control->rank, CONTROL_HOW_APPLICATION, operation, detail);
+	pthread_mutex_unlock(&control->lock);
 }
 
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail)
@@ -529,13 +547,13 @@ enum st_status control_group_suspect(struct control_group *group, uint32_t peer,
 		return st_fail(ST_ERR_USAGE, "seen rank %u of %u", peer, control->size);
 	pthread_mutex_lock(&control->lock);
 	for (;;) {
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status != ST_OK)
 			break;
 		if (control_group_has_left(group, peer))
 			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, control_group_left_how(group, peer));
 		else if (!control_wait(control, &deadline))
-			control_abort_locked(control, peer, CONTROL_HOW_LINK, operation, detail);
+			control_inquire_here(control, peer, operation, detail);
 	}
 	pthread_mutex_unlock(&control->lock);
 	return status;

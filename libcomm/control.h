@@ -13,9 +13,11 @@
  * 5 s each, oldest dropped first.
  *
  * FAILURE.  The first detector sends ABORT{culprit, host, operation, how, when} up and down the tree before it closes anything; a
- * rank keeps the first ABORT it hears.  End of file on a tree connection without ABORT or GOODBYE means that its rank died: its leader
- * (or tree neighbour) is the detector.  Evidence ranks: process exit seen by its leader > host unreachable > data link.  So a rank whose data
- * link breaks first asks control_suspect(), which waits up to 500 ms for a better verdict.
+ * rank tells its callers of it 300 ms after it first heard of a verdict, and until then the stronger of two replaces the other, so that ranks
+ * which fail at the same time, or are seen to fail by several, give one verdict everywhere.  End of file on a Unix connection without ABORT or GOODBYE
+ * means that its rank died: its leader is the detector.  A neighbour on another node that hangs up or falls silent is looked into first,
+ * with the help of a third node (control_evidence.c): a cut between two living ranks names the link.  Evidence ranks: process exit > host
+ * unreachable by two hosts > link.  So a rank whose data link breaks first asks control_suspect(), which waits up to 500 ms for a better verdict.
  *
  * LEAVING.  control_close says GOODBYE, which reaches everybody like an ABORT but ends nothing: only who still needs the leaver fails,
  * with CONTROL_HOW_LEFT.  Neighbours that it leaves without a parent find another (control_rejoin.c).
@@ -83,8 +85,8 @@ int control_event_fd(const struct control *control);
 
 enum control_how {
 	CONTROL_HOW_EXITED,      /* its process ended without GOODBYE */
-	CONTROL_HOW_UNREACHABLE, /* its heartbeats stopped */
-	CONTROL_HOW_LINK,        /* a data connection to it broke */
+	CONTROL_HOW_UNREACHABLE, /* its heartbeats stopped: it is stopped, or its host is down or cut off (then the node's leader is named) */
+	CONTROL_HOW_LINK,        /* both ends live, and nothing passes between them */
 	CONTROL_HOW_LATE,        /* it is alive and did not enter the operation within arrival_timeout */
 	CONTROL_HOW_MISMATCH,    /* it called another collective, or the same with another shape */
 	CONTROL_HOW_APPLICATION, /* it said so itself (comm_abort, or an error of its own) */
@@ -92,12 +94,15 @@ enum control_how {
 	CONTROL_HOW_PROTOCOL,    /* it sent bytes that no correct rank sends */
 };
 
-/* Ends the job with `culprit` as the cause: sends ABORT and returns what the job's verdict is (an earlier ABORT wins): ST_ERR_ABORTED with the
- * verdict's text in st_message(). operation: e.g. "allreduce 12 of 4194304 elements". Never blocks. */
+/* Ends the job with `culprit` as the cause: sends ABORT at once, and returns when the job's verdict, which may be another, has settled (300 ms):
+ * ST_ERR_ABORTED with the verdict's text in st_message(). operation: e.g. "allreduce 12 of 4194304 elements". Waits for nobody. */
 enum st_status control_abort(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
 
-/* A data link to `peer` failed. Waits up to 500 ms for an ABORT with better evidence, else aborts with CONTROL_HOW_LINK; when the peer has said
- * GOODBYE, with CONTROL_HOW_LEFT. */
+/* The same with this rank as the culprit (CONTROL_HOW_APPLICATION). Never blocks: the verdict is for others to wait for. */
+void control_declare(struct control *control, const char *operation, const char *detail);
+
+/* A data link to `peer` failed. Waits up to 500 ms for an ABORT with better evidence, else finds out (see control_evidence.c) and ends the job:
+ * with CONTROL_HOW_LINK when the peer lives, with CONTROL_HOW_LEFT when it has said GOODBYE. */
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail);
 
 /* Whether `rank` has left in an orderly way, as far as this rank has heard. */

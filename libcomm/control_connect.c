@@ -253,6 +253,58 @@ enum st_status control_probe(struct control *control, uint32_t rank, unsigned *r
 	return ST_OK;
 }
 
+/* Whether a connection to the address comes about, which is the host's work and not the process's. */
+static enum control_sign knock(struct control *control, uint32_t rank, bool local, int64_t timeout_ms)
+{
+	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
+	union address address;
+	socklen_t bytes = 0, length = sizeof(int);
+	char whom[192];
+	int error = 0;
+
+	if (address_of(control, rank, local, &address, &bytes, whom, sizeof whom) != ST_OK)
+		return CONTROL_SIGN_NONE;
+	int fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return CONTROL_SIGN_NONE;
+	if (connect(fd, &address.any, bytes) < 0)
+		error = errno;
+	while (error == EINPROGRESS) {
+		struct pollfd writable = {.fd = fd, .events = POLLOUT};
+		if (wait_for(control, fd, POLLOUT, &deadline, 1000, true, whom) != ST_OK)
+			break;
+		if (poll(&writable, 1, 0) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0)
+			error = errno;
+	}
+	close(fd);
+	/* EAGAIN: a Unix listener whose queue is full. */
+	return error == 0 || error == EAGAIN ? CONTROL_SIGN_MUTE : error == ECONNREFUSED ? CONTROL_SIGN_REFUSED : CONTROL_SIGN_NONE;
+}
+
+enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_t answer_ms)
+{
+	bool local = control_same_name(control, rank);
+	enum control_sign sign = knock(control, rank, local, answer_ms);
+	int fd = -1;
+
+	if (local && sign == CONTROL_SIGN_REFUSED && control->endpoints[rank].port4 + control->endpoints[rank].port6) {
+		local = false; /* the same name, but perhaps not the same network namespace */
+		sign = knock(control, rank, false, answer_ms);
+	}
+	if (sign != CONTROL_SIGN_MUTE)
+		return sign;
+	struct st_deadline deadline = st_deadline_in_ms(2 * answer_ms);
+	switch (control_connect(control, rank, WIRE_PURPOSE_PROBE, local, &deadline, &fd)) {
+	case ST_OK:
+		close(fd);
+		return CONTROL_SIGN_ALIVE;
+	case ST_ERR_UNAVAILABLE:
+		return CONTROL_SIGN_REFUSED;
+	default:
+		return CONTROL_SIGN_MUTE;
+	}
+}
+
 /* ---- data sockets and probes --------------------------------------------------------------------------------------- */
 
 /* The peer can't be connected to: it left, or ends the job. */
@@ -299,7 +351,7 @@ enum st_status control_group_data_socket(struct control_group *group, uint32_t p
 			status = ST_OK;
 			break;
 		}
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status != ST_OK)
 			break;
 		if (control_group_has_left(group, peer)) {
@@ -336,7 +388,7 @@ enum st_status control_same_node(struct control *control, uint32_t peer, bool *s
 	reach = control->reach[peer];
 	/* The higher rank waits for what the lower one finds. */
 	while (control->rank > peer && reach == CONTROL_REACH_UNKNOWN && status == ST_OK) {
-		status = control_verdict(control);
+		status = control_verdict_await(control);
 		if (status == ST_OK && control->left[peer])
 			control_abort_locked(control, peer, CONTROL_HOW_LEFT, "wiring", "");
 		else if (status == ST_OK && !control_wait(control, &deadline))

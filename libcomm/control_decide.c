@@ -49,7 +49,7 @@ static uint32_t carried(const struct control_group *group, const struct wire_dec
 
 static void pass_on(struct control *control, struct control_link *from, const struct wire_decision *head, const uint8_t *data, uint32_t bytes)
 {
-	if (head->context && !head->again)
+	if (head->context)
 		control_group_flood(control, from, WIRE_DECISION, head, sizeof *head, data, bytes);
 	else
 		control_flood(control, from, WIRE_DECISION, head, sizeof *head, data, bytes);
@@ -63,11 +63,11 @@ static enum st_status contribute(struct control_group *group, uint32_t member, s
 	struct control_contribution *slot = &decision->ranks[member];
 	uint32_t bytes = carried(group, head);
 
-	if (slot->present) {
-		if (head->again)
-			pass_on(group->control, from, head, data, bytes);
+	/* Of the root's decisions all ranks know all, and a flood ends where it is known.  Numbers end the others'. */
+	if (head->context || !slot->present)
+		pass_on(group->control, from, head, data, bytes);
+	if (slot->present)
 		return ST_OK;
-	}
 	if (bytes) {
 		slot->data = malloc(bytes);
 		if (!slot->data)
@@ -79,7 +79,6 @@ static enum st_status contribute(struct control_group *group, uint32_t member, s
 	slot->bytes = head->bytes;
 	slot->operations = head->operations;
 	decision->present++;
-	pass_on(group->control, from, head, data, bytes);
 	pthread_cond_broadcast(&group->control->changed);
 	return ST_OK;
 }
@@ -100,15 +99,19 @@ static void check_order(struct control_group *group, uint32_t member)
 
 	if (!slot->present || decision->ranks[group->member].present || slot->operations >= issued)
 		return;
+	const struct topo_world *world = group->control->world;
+	uint32_t rank = control_group_rank_of(group, member), own = group->control->rank;
 	snprintf(operation, sizeof operation, "decision %llu%s", (unsigned long long)group->decision, group->label);
-	snprintf(detail, sizeof detail, "it %s %u bytes after %llu collectives, and rank %u has called collective %llu without having done so",
-		 kind_name(slot->kind), slot->bytes, (unsigned long long)slot->operations, group->control->rank, (unsigned long long)slot->operations + 1);
-	control_abort_locked(group->control, control_group_rank_of(group, member), CONTROL_HOW_MISMATCH, operation, detail);
+	snprintf(detail, sizeof detail,
+		 "ranks disagree in %s: rank %u on %s %s %u bytes after %llu collectives, rank %u on %s has called collective %llu without having done so",
+		 operation, rank, world->nodes[world->node_of[rank]].name, kind_name(slot->kind), slot->bytes, (unsigned long long)slot->operations, own,
+		 world->nodes[world->node_of[own]].name, (unsigned long long)slot->operations + 1);
+	control_abort_locked(group->control, rank, CONTROL_HOW_MISMATCH, operation, detail);
 }
 
 void control_decisions_tick(struct control *control)
 {
-	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	if (control->judged)
 		return;
 	for (struct control_group *group = control->groups; group; group = group->next)
 		if (group->left && slot_of(group, group->decision)->present)
@@ -123,17 +126,18 @@ enum st_status control_decision_frame(struct control *control, struct control_li
 	uint32_t member, data_bytes = (uint32_t)(bytes - sizeof head);
 
 	memcpy(&head, payload, sizeof head);
-	if (head.kind < WIRE_DECISION_GATHER || head.kind > WIRE_DECISION_SPLIT || head.rank >= control->size || head.again > 1 ||
+	if (head.kind < WIRE_DECISION_GATHER || head.kind > WIRE_DECISION_SPLIT || head.rank >= control->size || head.origin >= control->size ||
+	    (!head.context && (head.origin || head.number)) ||
 	    head.bytes > WIRE_MAX_DECISION_BYTES || (data_bytes != head.bytes && (data_bytes || head.kind != WIRE_DECISION_BROADCAST)))
 		return st_fail(ST_ERR_PROTOCOL, "a decision of kind %u, rank %u, %u bytes in a frame of %zu", head.kind, head.rank, head.bytes,
 			       bytes);
+	if (head.context && !control_group_news(control, head.origin, head.number))
+		return ST_OK;
 	group = control_group_find(control, head.context);
 	if (group && !group->left) { /* it forms */
 		if (head.sequence || head.bytes || head.kind != WIRE_DECISION_GATHER)
 			return st_fail(ST_ERR_PROTOCOL, "decision %llu of rank %u in communicator %s, which is only forming",
 				       (unsigned long long)head.sequence, head.rank, group->name);
-		if (group->early[head.rank] && !head.again)
-			return ST_OK;
 		group->early[head.rank] = true;
 	}
 	if (!group || !group->left) {
@@ -170,19 +174,20 @@ void control_decisions_take_early(struct control_group *group)
 	group->early = NULL;
 }
 
-static void send_contribution(const struct control_group *group, const struct control_decision *decision, uint32_t member, struct control_link *to,
-			      bool again)
+static void send_contribution(const struct control_group *group, const struct control_decision *decision, uint32_t member, struct control_link *to)
 {
 	const struct control_contribution *slot = &decision->ranks[member];
 	struct wire_decision head = {.context = group->context, .sequence = decision->sequence, .operations = slot->operations, .kind = slot->kind,
-				     .rank = control_group_rank_of(group, member), .bytes = slot->bytes, .again = again};
+				     .rank = control_group_rank_of(group, member), .bytes = slot->bytes};
 
 	if (!slot->present)
 		return;
-	if (to)
+	if (to) {
 		control_link_send(group->control, to, WIRE_DECISION, &head, sizeof head, slot->data, carried(group, &head));
-	else
+	} else {
+		control_group_number(group->control, &head.origin, &head.number);
 		pass_on(group->control, NULL, &head, slot->data, carried(group, &head));
+	}
 }
 
 static bool in_use(const struct control_group *group, const struct control_decision *decision)
@@ -196,7 +201,7 @@ void control_decisions_resend(struct control *control, struct control_link *link
 
 	for (int i = 0; i < CONTROL_DECISION_SLOTS; i++)
 		for (uint32_t m = 0; m < root->size && in_use(root, &root->decisions[i]); m++)
-			send_contribution(root, &root->decisions[i], m, link, false);
+			send_contribution(root, &root->decisions[i], m, link);
 }
 
 void control_decisions_repeat(struct control_group *group)
@@ -207,12 +212,13 @@ void control_decisions_repeat(struct control_group *group)
 		lowest++;
 	for (int i = 0; i < CONTROL_DECISION_SLOTS; i++)
 		for (uint32_t m = 0; m < group->size && in_use(group, &group->decisions[i]); m++)
-			if (m == group->member || group->left[m])
-				send_contribution(group, &group->decisions[i], m, NULL, true);
+			if (m == group->member || control_group_has_left(group, control_group_rank_of(group, m)))
+				send_contribution(group, &group->decisions[i], m, NULL);
 	/* Who has left has forgotten the communicator: one of those who remember speaks for it. */
 	for (uint32_t m = 0; m < group->size && lowest == group->member; m++)
 		if (group->left[m] && m != group->member) {
-			const struct wire_goodbye goodbye = {.rank = control_group_rank_of(group, m), .context = group->context};
+			struct wire_goodbye goodbye = {.rank = control_group_rank_of(group, m), .context = group->context, .entered = group->entered[m]};
+			control_group_number(group->control, &goodbye.origin, &goodbye.number);
 			control_flood(group->control, NULL, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
 		}
 }
@@ -221,21 +227,23 @@ void control_decisions_repeat(struct control_group *group)
 static bool agree(struct control_group *group, const struct control_decision *decision, const char *operation)
 {
 	const struct control_contribution *first = &decision->ranks[0];
+	const struct topo_world *world = group->control->world;
 	uint32_t first_rank = control_group_rank_of(group, 0);
 
 	for (uint32_t m = 1; m < group->size; m++) {
 		const struct control_contribution *slot = &decision->ranks[m];
-		char detail[WIRE_DETAIL_BYTES];
+		uint32_t rank = control_group_rank_of(group, m);
+		char detail[WIRE_DETAIL_BYTES], after[2][48] = {"", ""};
 		if (slot->kind == first->kind && slot->bytes == first->bytes && slot->operations == first->operations)
 			continue;
-		if (slot->operations == first->operations)
-			snprintf(detail, sizeof detail, "it %s %u bytes where rank %u %s %u bytes", kind_name(slot->kind), slot->bytes, first_rank,
-				 kind_name(first->kind), first->bytes);
-		else
-			snprintf(detail, sizeof detail, "it %s %u bytes after %llu collectives where rank %u %s %u bytes after %llu",
-				 kind_name(slot->kind), slot->bytes, (unsigned long long)slot->operations, first_rank, kind_name(first->kind),
-				 first->bytes, (unsigned long long)first->operations);
-		control_abort_locked(group->control, control_group_rank_of(group, m), CONTROL_HOW_MISMATCH, operation, detail);
+		if (slot->operations != first->operations) {
+			snprintf(after[0], sizeof after[0], " after %llu collectives", (unsigned long long)slot->operations);
+			snprintf(after[1], sizeof after[1], " after %llu", (unsigned long long)first->operations);
+		}
+		snprintf(detail, sizeof detail, "ranks disagree in %s: rank %u on %s %s %u bytes%s, rank %u on %s %s %u bytes%s", operation, rank,
+			 world->nodes[world->node_of[rank]].name, kind_name(slot->kind), slot->bytes, after[0], first_rank,
+			 world->nodes[world->node_of[first_rank]].name, kind_name(first->kind), first->bytes, after[1]);
+		control_abort_locked(group->control, rank, CONTROL_HOW_MISMATCH, operation, detail);
 		return false;
 	}
 	return true;
@@ -259,26 +267,60 @@ static bool wait_for_news(struct control_group *group, struct st_deadline *deadl
 	return !st_deadline_expired(deadline);
 }
 
+uint64_t control_decisions_entered(struct control_group *group)
+{
+	return group->decision + slot_of(group, group->decision)->ranks[group->member].present;
+}
+
+enum leaving { LEAVING_NOBODY, LEAVING_PERHAPS_HEARD_OF, LEAVING_FOR_GOOD };
+
+/* Somebody who has left, and whose contribution is not here: it never will be, or may be on its way. */
+static enum leaving find_leaver(const struct control_group *group, const struct control_decision *decision, uint32_t *leaver)
+{
+	enum leaving found = LEAVING_NOBODY;
+
+	for (uint32_t m = 0; m < group->size; m++) {
+		uint32_t rank = control_group_rank_of(group, m);
+		if (decision->ranks[m].present || !control_group_has_left(group, rank))
+			continue;
+		*leaver = rank;
+		if (group->left[m] && group->entered[m] <= decision->sequence)
+			return LEAVING_FOR_GOOD;
+		found = LEAVING_PERHAPS_HEARD_OF;
+	}
+	return found;
+}
+
 /* Waits for everybody's contribution; ends the job when one can't come. Lock held. */
 static enum st_status await(struct control_group *group, const struct control_decision *decision, int64_t timeout_ms, const char *operation)
 {
 	struct control *control = group->control;
-	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
+	struct st_deadline deadline = st_deadline_in_ms(timeout_ms), lost = deadline;
+	bool lost_already = false;
 
 	for (;;) {
 		/* A complete decision counts even when the job was aborted since: the others may have it too. */
 		if (decision->present == group->size)
-			return agree(group, decision, operation) ? ST_OK : control_verdict(control);
+			return agree(group, decision, operation) ? ST_OK : control_verdict_await(control);
 		ST_TRY(control_verdict(control));
-		for (uint32_t m = 0; m < group->size; m++) {
-			uint32_t rank = control_group_rank_of(group, m);
-			if (!decision->ranks[m].present && (control->left[rank] || group->left[m])) {
-				control_abort_locked(control, rank, CONTROL_HOW_LEFT, operation, control_group_left_how(group, rank));
-				return control_verdict(control);
-			}
+		/* What who left has said before may be on a longer way than its goodbye, when the tree has changed. */
+		uint32_t leaver = 0;
+		enum leaving leaving = find_leaver(group, decision, &leaver);
+		if (leaving == LEAVING_NOBODY || (leaving == LEAVING_PERHAPS_HEARD_OF && (control->rejoin_wanted || control->rejoining))) {
+			lost_already = false;
+		} else if (leaving == LEAVING_PERHAPS_HEARD_OF && !lost_already) {
+			lost_already = true;
+			lost = st_deadline_in_ms(CONTROL_LOST_MS);
+		} else if (leaving == LEAVING_FOR_GOOD || st_deadline_expired(&lost)) {
+			control_abort_locked(control, leaver, CONTROL_HOW_LEFT, operation, control_group_left_how(group, leaver));
+			return control_verdict_await(control);
 		}
 		/* With what came during `meanwhile` at hand, look before sleeping. */
 		uint32_t present = decision->present;
+		if (lost_already) {
+			wait_for_news(group, &lost);
+			continue;
+		}
 		if (wait_for_news(group, &deadline) || decision->present != present)
 			continue;
 		for (uint32_t m = 0; m < group->size; m++)
@@ -286,7 +328,7 @@ static enum st_status await(struct control_group *group, const struct control_de
 				char detail[96];
 				snprintf(detail, sizeof detail, "it did not enter within %.1f s", (double)timeout_ms / 1e3);
 				control_abort_locked(control, control_group_rank_of(group, m), CONTROL_HOW_LATE, operation, detail);
-				return control_verdict(control);
+				return control_verdict_await(control);
 			}
 	}
 }
@@ -314,6 +356,8 @@ enum st_status control_group_decide(struct control_group *group, uint32_t kind, 
 	uint64_t doing_context = atomic_load_explicit(&control->doing_context, memory_order_relaxed);
 	control_group_doing(group, name ? name : "decision", head.sequence);
 	status = control_verdict(control);
+	if (status == ST_OK && head.context)
+		control_group_number(control, &head.origin, &head.number);
 	if (status == ST_OK)
 		status = contribute(group, group->member, NULL, &head, mine);
 	const struct control_decision *decision = slot_of(group, head.sequence);

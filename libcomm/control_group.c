@@ -9,7 +9,8 @@
  *   - should that be too few, the rank that found the new neighbour floods RESEND, and members flood again what they contributed to
  *     decisions that may still be in use
  *
- * Members know twice-told frames by their numbers.
+ * Every flood has a number of its own (wire.h), so that connections which form a circle for a while don't pass it round for ever: along each way
+ * the numbers of an origin come in order, so one number for each origin is all that needs to be remembered.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +26,11 @@ static enum st_status make_room(struct control_group *group)
 		group->decisions[i].ranks = calloc(group->size, sizeof *group->decisions[i].ranks);
 		have = have && group->decisions[i].ranks;
 	}
+	group->entered = calloc(group->size, sizeof *group->entered);
 	/* Last: this is what tells the service thread that the group is formed. */
-	if (have)
+	if (have && group->entered)
 		group->left = calloc(group->size, sizeof *group->left);
-	return have && group->left ? ST_OK : st_fail(ST_ERR_NOMEM, "no memory for a communicator of %u ranks", group->size);
+	return group->left ? ST_OK : st_fail(ST_ERR_NOMEM, "no memory for a communicator of %u ranks", group->size);
 }
 
 enum st_status control_root_init(struct control *control)
@@ -52,10 +54,12 @@ void control_group_destroy(struct control_group *group)
 	free(group->members);
 	free(group->early);
 	free(group->left);
+	free(group->entered);
 	group->world = NULL;
 	group->ranks = NULL;
 	group->members = NULL;
 	group->early = group->left = NULL;
+	group->entered = NULL;
 }
 
 struct control_group *control_group_find(struct control *control, uint64_t context)
@@ -196,13 +200,17 @@ enum st_status control_group_form(struct control_group *group, const uint32_t *r
 static void say_goodbye(struct control_group *group)
 {
 	struct control *control = group->control;
-	const struct wire_goodbye goodbye = {.rank = control->rank, .context = group->context};
+	struct wire_goodbye goodbye = {.rank = control->rank, .context = group->context};
 
 	if (!group->size || !group->left || group->left[group->member])
 		return;
+	goodbye.entered = group->entered[group->member] = control_decisions_entered(group);
 	group->left[group->member] = true;
-	if (group->size > 1 && !atomic_load_explicit(&control->aborted, memory_order_relaxed))
-		control_group_flood(control, NULL, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
+	if (group->size == 1 || control->judged)
+		return;
+	if (group->context)
+		control_group_number(control, &goodbye.origin, &goodbye.number);
+	control_group_flood(control, NULL, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
 }
 
 void control_group_leave(struct control_group *group)
@@ -230,6 +238,20 @@ void control_group_leave(struct control_group *group)
 	}
 }
 
+void control_group_number(struct control *control, uint32_t *origin, uint64_t *number)
+{
+	*origin = control->rank;
+	*number = ++control->heard[control->rank];
+}
+
+bool control_group_news(struct control *control, uint32_t origin, uint64_t number)
+{
+	if (origin == control->rank || number <= control->heard[origin])
+		return false;
+	control->heard[origin] = number;
+	return true;
+}
+
 /* ---- frames -------------------------------------------------------------------------------------------------------- */
 
 enum st_status control_goodbye_frame(struct control *control, struct control_link *link, const uint8_t *payload)
@@ -239,22 +261,26 @@ enum st_status control_goodbye_frame(struct control *control, struct control_lin
 	uint32_t member;
 
 	memcpy(&goodbye, payload, sizeof goodbye);
-	if (goodbye.rank >= control->size || goodbye.whole > 1 || (goodbye.whole && goodbye.context))
+	if (goodbye.rank >= control->size || goodbye.whole > 1 || (goodbye.whole && goodbye.context) || goodbye.origin >= control->size || goodbye.zero ||
+	    (!goodbye.context && (goodbye.origin || goodbye.number)))
 		return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u of %u", goodbye.rank, control->size);
 	/* Of this rank itself: someone who was cut off took it for gone. */
 	if (goodbye.rank == control->rank)
 		return ST_OK;
 	if (goodbye.whole) {
-		control_mark_left(control, goodbye.rank, link);
+		control_mark_left(control, goodbye.rank, goodbye.entered, link);
 		return ST_OK;
 	}
+	if (goodbye.context && !control_group_news(control, goodbye.origin, goodbye.number))
+		return ST_OK;
 	group = control_group_find(control, goodbye.context);
 	if (group && group->left) {
 		if (!control_group_member(group, goodbye.rank, &member))
 			return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u, which is no member of communicator %s", goodbye.rank, group->name);
-		if (group->left[member])
+		if (group->left[member] && !goodbye.context)
 			return ST_OK;
 		group->left[member] = true;
+		group->entered[member] = goodbye.entered;
 		pthread_cond_broadcast(&control->changed);
 	}
 	control_group_flood(control, link, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
@@ -323,8 +349,10 @@ enum st_status control_resend_frame(struct control *control, struct control_link
 	struct wire_resend resend;
 
 	memcpy(&resend, payload, sizeof resend);
-	if (resend.rank >= control->size || resend.zero)
-		return st_fail(ST_ERR_PROTOCOL, "rank %u of %u asks to send again", resend.rank, control->size);
+	if (resend.origin >= control->size || resend.zero)
+		return st_fail(ST_ERR_PROTOCOL, "rank %u of %u asks to send again", resend.origin, control->size);
+	if (!control_group_news(control, resend.origin, resend.number))
+		return ST_OK;
 	control_flood(control, link, WIRE_RESEND, &resend, sizeof resend, NULL, 0);
 	repeat_all(control);
 	return ST_OK;
@@ -332,8 +360,9 @@ enum st_status control_resend_frame(struct control *control, struct control_link
 
 void control_groups_ask_again(struct control *control)
 {
-	const struct wire_resend resend = {.rank = control->rank};
+	struct wire_resend resend = {0};
 
+	control_group_number(control, &resend.origin, &resend.number);
 	control_flood(control, NULL, WIRE_RESEND, &resend, sizeof resend, NULL, 0);
 	repeat_all(control);
 }

@@ -8,14 +8,20 @@
  *   control_listen.c     listeners and the server's half of handshakes
  *   control_connect.c    the client's half; data sockets; same-node probes
  *   control_tree.c       connections of the tree, frames, floods, the verdict
- *   control_rejoin.c     a new parent when the old one has left
+ *   control_rejoin.c     a new parent when the old one has left or died
+ *   control_evidence.c   what to make of a neighbour that is silent: whom to ask, whom to blame
  *   control_group.c      communicators: their members, who has left them
  *   control_decide.c     all_gather and broadcast among the members of one
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
  * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
  * reaches every rank once.  Whoever gets a new neighbour sends it what it knows (abort, goodbyes, contributions to the
- * decisions still in use), and what a rank knows already it drops: so a flood also survives a neighbour that comes late.
+ * decisions still in use), and what a rank knows already it drops: so a flood also survives a neighbour that comes late, and
+ * a circle of connections does no harm: where an edge is cut, more are made around it.
+ *
+ * VERDICT.  Two ranks may fail at once, and two ranks may find out about one failure and see it differently.  So a verdict is first judged, and
+ * only CONTROL_SETTLE_MS later, when it has reached everybody, told to callers (`aborted`).  Until then the stronger of two replaces
+ * the other, by an order that is the same everywhere; a rank that has known of one for half that time adds none of its own.
  */
 #ifndef SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
 #define SYNCTRAIN_LIBCOMM_CONTROL_INTERNAL_H
@@ -35,6 +41,10 @@
 #define CONTROL_OPENING_MS 5000
 #define CONTROL_MAX_ACCEPTED 4096
 #define CONTROL_SUSPECT_MS 500
+#define CONTROL_LOST_MS 2000
+#define CONTROL_SETTLE_MS 300
+#define CONTROL_MAX_HELPERS 16
+#define CONTROL_MAX_LINKS_TO_PEER 4
 #define CONTROL_CLOSE_FLUSH_MS 1000
 #define CONTROL_RECENT_BYTES ((size_t)256 << 10)
 #define CONTROL_RECENT_MS 10000
@@ -126,6 +136,7 @@ struct control_group {
 	struct control_member *members; /* (size) by rank; NULL: the same */
 	bool *early;                    /* (size of the job) while it forms: who has entered decision 0 already */
 	bool *left;                     /* (size) has left this communicator, though perhaps not the job */
+	uint64_t *entered;              /* (size) of those: how many decisions they had part in, or WIRE_UNKNOWN */
 	struct control_decision decisions[CONTROL_DECISION_SLOTS];
 	uint64_t decision;              /* the one that callers are in, or enter next */
 	_Atomic uint64_t operations;    /* issued by this rank; relaxed: whoever compares looks again */
@@ -182,16 +193,23 @@ struct control {
 	unsigned accepted_count;
 	bool *left;     /* (size) said GOODBYE; this rank's own: control_close has begun */
 	bool *met;      /* (size) has had a tree connection with this rank */
+	bool *gone;     /* (size) this rank's connection to it ended without GOODBYE, or can't be made */
+	bool *inquired; /* (size) a helper is finding out about it */
 	uint8_t *reach; /* (size) enum control_reach */
 	struct control_group root, *groups; /* groups: all, the root's last */
 	struct control_recent *oldest_recent, *newest_recent;
 	size_t recent_bytes;
+	uint64_t *heard; /* (size) number of the last numbered frame from each origin; this rank's own: that it sent last */
 	unsigned references;
+	bool judged; /* there is a verdict, which may still change until `aborted` */
+	struct st_deadline settle;
 	struct wire_abort verdict;
 	char verdict_text[896];
 	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
 	struct st_deadline rejoin_pause;
 	pthread_t rejoin_thread;
+	unsigned helpers; /* threads of control_evidence.c that have not ended */
+	struct control_question *questions;
 	struct st_deadline next_heartbeat;
 	int64_t last_tick_ns;
 	struct control_counters counters;
@@ -213,6 +231,13 @@ void control_openings_close_all(struct control *control);
 /* Takes a waiting data connection, or returns -1. */
 int control_accepted_take(struct control *control, uint32_t peer, uint64_t context, uint32_t channel, bool local);
 
+enum control_sign {
+	CONTROL_SIGN_NONE,    /* nothing: its host is down, or cut off from here */
+	CONTROL_SIGN_REFUSED, /* its host says that nobody listens: its process has ended */
+	CONTROL_SIGN_MUTE,    /* its host answers, its service thread does not: stopped, or stuck */
+	CONTROL_SIGN_ALIVE,
+};
+
 /* control_connect.c */
 /* A proven connection to `peer` for `purpose`. ST_ERR_UNAVAILABLE: nothing listens there (its process is gone, when the socket is a Unix
  * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
@@ -222,6 +247,8 @@ enum st_status control_connect_channel(struct control *control, uint32_t peer, e
 /* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
  * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
+/* What comes back from rank's address: waits answer_ms for its host, and as long again twice for its service thread.  The lock is not held. */
+enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_t answer_ms);
 /* Whether rank may be reached by Unix socket at all: the same node by name. */
 bool control_same_name(const struct control *control, uint32_t peer);
 
@@ -234,8 +261,8 @@ void control_link_send(struct control *control, struct control_link *link, uint3
 		       size_t data_bytes);
 void control_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
 		   const void *data, size_t data_bytes);
-/* rank has left: remembers it and passes it on. */
-void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from);
+/* rank has left after it `entered` so many of the root's decisions: remembers it and passes it on. */
+void control_mark_left(struct control *control, uint32_t rank, uint64_t entered, const struct control_link *from);
 void control_links_free_closed(struct control *control);
 void control_links_close_all(struct control *control);
 bool control_links_flushed(const struct control *control);
@@ -243,13 +270,22 @@ bool control_links_flushed(const struct control *control);
 bool control_links_parted(const struct control *control);
 /* Sends heartbeats that are due, ends links that are silent. Returns how long until the next look, in ms. */
 int control_links_tick(struct control *control);
-/* Takes the verdict unless there is one already, and floods it. */
+/* Judges: floods the verdict unless there is a stronger one, or one that has been known for long. Never blocks. */
 void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail);
+/* ST_OK until the verdict has settled. */
 enum st_status control_verdict(struct control *control);
+/* When there is a verdict, waits until it has settled. */
+enum st_status control_verdict_await(struct control *control);
+/* Tells callers of a verdict whose time has come. Returns how long until the next look, in ms. */
+int control_settle_tick(struct control *control);
+/* How long nothing has come from this neighbour, on the best of the connections to it; INT64_MAX when there is none. */
+int64_t control_silence_ns(const struct control *control, uint32_t peer);
 
 /* control_rejoin.c */
 /* A neighbour has left: if it was the parent, another is looked for in a moment. Lock held. */
 void control_rejoin_soon(struct control *control);
+/* A neighbour has died: likewise, at once, as the others must agree on the verdict. Lock held. */
+void control_rejoin_now(struct control *control);
 /* Returns how long until the next look, in ms. Lock held, service thread. */
 int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
@@ -268,6 +304,9 @@ bool control_group_has_left(const struct control_group *group, uint32_t rank);
 const char *control_group_left_how(const struct control_group *group, uint32_t rank);
 enum st_status control_goodbye_frame(struct control *control, struct control_link *from, const uint8_t *payload);
 enum st_status control_resend_frame(struct control *control, struct control_link *from, const uint8_t *payload);
+/* The number of a flood that begins here; whether one that came from another rank is new. */
+void control_group_number(struct control *control, uint32_t *origin, uint64_t *number);
+bool control_group_news(struct control *control, uint32_t origin, uint64_t number);
 /* A frame of another group than the root: as control_flood, and remembers it for a while. */
 void control_group_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
 			 const void *data, size_t data_bytes);
@@ -276,6 +315,20 @@ void control_recent_send(struct control *control, struct control_link *link);
 void control_recent_free(struct control *control);
 /* This rank has a new neighbour: asks all members of communicators to send again what may have been lost before. */
 void control_groups_ask_again(struct control *control);
+/* control_evidence.c */
+enum control_question_kind {
+	CONTROL_QUESTION_SILENT, /* no heartbeats from it */
+	CONTROL_QUESTION_ENDED,  /* its connection ended without a word */
+	CONTROL_QUESTION_REACH,  /* only makes sure that it hears the verdict */
+};
+/* Finds out about a neighbour in a thread of its own, and judges. `seen`: what made this rank ask, for the verdict's text. Lock held. */
+void control_inquire(struct control *control, uint32_t peer, enum control_question_kind kind, const char *seen);
+/* The same for the peer of a data link, in the caller's thread. Lock held on entry and return, not in between. */
+void control_inquire_here(struct control *control, uint32_t peer, const char *operation, const char *seen);
+enum st_status control_ask_frame(struct control *control, struct control_link *link, const uint8_t *payload);
+enum st_status control_answer_frame(struct control *control, struct control_link *link, const uint8_t *payload);
+/* Waits for the helpers, which end soon after `closing`. Lock held. */
+void control_helpers_end(struct control *control);
 
 /* control_decide.c */
 enum st_status control_group_decide(struct control_group *group, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
@@ -284,6 +337,8 @@ enum st_status control_group_decide(struct control_group *group, uint32_t kind, 
 enum st_status control_decision_frame(struct control *control, struct control_link *from, const uint8_t *payload, size_t bytes);
 /* To a new neighbour: all that is known of the root's decisions, which every rank keeps. */
 void control_decisions_resend(struct control *control, struct control_link *link);
+/* How many decisions this rank has had part in. */
+uint64_t control_decisions_entered(struct control_group *group);
 /* To everybody: what this rank, and members that have left, have contributed. */
 void control_decisions_repeat(struct control_group *group);
 /* Contributions that came while the group was forming. */

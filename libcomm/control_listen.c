@@ -225,6 +225,15 @@ static bool send_whole(int fd, const void *message, size_t bytes)
 	return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
 }
 
+static unsigned links_to(const struct control *control, uint32_t peer)
+{
+	unsigned count = 0;
+
+	for (const struct control_link *link = control->links; link; link = link->next)
+		count += link->peer == peer && link->source.fd >= 0;
+	return count;
+}
+
 static void hand_over(struct control *control, struct control_opening *opening, int fd)
 {
 	const struct wire_hello *hello = &opening->session.hello;
@@ -234,7 +243,8 @@ static void hand_over(struct control *control, struct control_opening *opening, 
 
 	switch (hello->purpose) {
 	case WIRE_PURPOSE_TREE:
-		if (control_link_find(control, peer) || control_link_add(control, peer, local, fd) != ST_OK)
+		/* Two ranks that look for each other at once make two connections; neither may close the other's. */
+		if (links_to(control, peer) >= CONTROL_MAX_LINKS_TO_PEER || control_link_add(control, peer, local, fd) != ST_OK)
 			break;
 		return;
 	case WIRE_PURPOSE_DATA:

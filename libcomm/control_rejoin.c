@@ -1,10 +1,10 @@
 /*
- * A place in the tree for ranks whose parent has left in an orderly way: they go to whoever does its work now.
+ * A place in the tree for ranks whose parent has left in an orderly way or died: they go to whoever does its work now.
  *
- * The lowest rank of a node that has not left leads it; a leader's parent is the leader of the nearest node above that still has
+ * The lowest rank of a node that is still there leads it; a leader's parent is the leader of the nearest node above that still has
  * one, or else of the lowest node.  So a parent always comes before its child in the order (node, rank): whatever two ranks
  * know of who has left, their edges make no circle.  A job usually ends with everybody leaving at once, hence the pause
- * before anything is done.
+ * before anything is done.  When it died there is no time to lose: the parts into which the tree has fallen must agree on a verdict.
  */
 #include <signal.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static bool acting_leader(const struct control *control, uint32_t node, uint32_t
 	const struct topo_node *n = &control->world->nodes[node];
 
 	for (uint32_t i = 0; i < n->rank_count; i++)
-		if (!control->left[n->ranks[i]]) {
+		if (!control->left[n->ranks[i]] && !control->gone[n->ranks[i]]) {
 			*leader = n->ranks[i];
 			return true;
 		}
@@ -80,9 +80,11 @@ static void try_parent(struct control *control, uint32_t parent)
 			close(fd);
 		else
 			control_groups_ask_again(control);
-	} else if (status == ST_ERR_UNAVAILABLE) {
+	} else if (status == ST_ERR_UNAVAILABLE && !control->judged) {
 		/* Its listener is gone, so it left too, and we were cut off from its GOODBYE. */
-		control_mark_left(control, parent, NULL);
+		control_mark_left(control, parent, WIRE_UNKNOWN, NULL);
+	} else if (status != ST_ERR_INTERRUPTED) {
+		control->gone[parent] = true; /* it died as well, or can't be reached from here */
 	}
 }
 
@@ -104,6 +106,12 @@ void control_rejoin_soon(struct control *control)
 {
 	control->rejoin_wanted = true;
 	control->rejoin_pause = st_deadline_in_ms(PAUSE_MS);
+}
+
+void control_rejoin_now(struct control *control)
+{
+	control->rejoin_wanted = true;
+	control->rejoin_pause = st_deadline_in_ms(0);
 }
 
 int control_rejoin_tick(struct control *control)

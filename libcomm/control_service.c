@@ -90,6 +90,8 @@ static void *service(void *argument)
 		int links_ms = control_links_tick(control);
 		sleep_ms = links_ms < sleep_ms ? links_ms : sleep_ms;
 		control_decisions_tick(control);
+		int settle_ms = control_settle_tick(control);
+		sleep_ms = settle_ms < sleep_ms ? settle_ms : sleep_ms;
 		int rejoin_ms = control_rejoin_tick(control);
 		sleep_ms = rejoin_ms < sleep_ms ? rejoin_ms : sleep_ms;
 		control_openings_free_closed(control);

@@ -72,21 +72,36 @@ void control_links_close_all(struct control *control)
 	control_links_free_closed(control);
 }
 
+/* A neighbour from which nothing comes reads nothing either. */
+static bool is_silent(const struct control *control, const struct control_link *link)
+{
+	return link->silent_ns > 3 * control->heartbeat_ms * ST_NS_PER_MS;
+}
+
 bool control_links_flushed(const struct control *control)
 {
 	for (const struct control_link *link = control->links; link; link = link->next)
-		if (link->source.fd >= 0 && link->out_begin < link->out_end)
+		if (link->source.fd >= 0 && link->out_begin < link->out_end && !is_silent(control, link))
 			return false;
 	return true;
 }
 
 bool control_links_parted(const struct control *control)
 {
-	for (const struct control_link *link = control->links; link; link = link->next)
-		if (link->source.fd >= 0 && !link->farewell && !control->left[link->peer] &&
-		    !atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	for (const struct control_link *link = control->links; link && !control->judged; link = link->next)
+		if (link->source.fd >= 0 && !link->farewell && !control->left[link->peer])
 			return false;
 	return control_links_flushed(control);
+}
+
+int64_t control_silence_ns(const struct control *control, uint32_t peer)
+{
+	int64_t least = INT64_MAX;
+
+	for (const struct control_link *link = control->links; link; link = link->next)
+		if (link->peer == peer && link->source.fd >= 0 && link->silent_ns < least)
+			least = link->silent_ns;
+	return least;
 }
 
 /* ---- sending ------------------------------------------------------------------------------------------------------- */
@@ -197,14 +212,17 @@ enum st_status control_link_add(struct control *control, uint32_t peer, bool loc
 	if (control_same_name(control, peer) && control->reach[peer] == CONTROL_REACH_UNKNOWN)
 		control->reach[peer] = local ? CONTROL_REACH_LOCAL : CONTROL_REACH_REMOTE;
 
-	for (uint32_t r = 0; r < control->size; r++)
-		if (control->left[r])
-			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .whole = 1}, sizeof(struct wire_goodbye), NULL, 0);
-		else if (control->root.left[r])
-			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r}, sizeof(struct wire_goodbye), NULL, 0);
 	control_decisions_resend(control, link);
 	control_recent_send(control, link);
-	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
+	/* After what those who left have said before. */
+	for (uint32_t r = 0; r < control->size; r++)
+		if (control->left[r])
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .whole = 1, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
+		else if (control->root.left[r])
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
+	if (control->judged)
 		control_link_send(control, link, WIRE_ABORT, &control->verdict, sizeof control->verdict, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
 	return ST_OK;
@@ -223,7 +241,7 @@ static void verdict_text(struct control *control)
 	char who[192], seen[160] = "";
 
 	snprintf(who, sizeof who, "rank %u on %s", v->culprit, node_name(control, v->culprit));
-	if (v->detector != v->culprit)
+	if (v->detector != v->culprit && v->detector != v->other)
 		snprintf(seen, sizeof seen, "; seen by rank %u on %s", v->detector, node_name(control, v->detector));
 	const char *during = v->operation[0] ? " during " : "", *colon = v->detail[0] ? ": " : "";
 	const char *open = v->detail[0] ? " (" : "", *shut = v->detail[0] ? ")" : "";
@@ -238,13 +256,15 @@ static void verdict_text(struct control *control)
 		snprintf(text, bytes, "%s is unreachable%s%s%s%s%s%s", who, open, v->detail, shut, during, v->operation, seen);
 		break;
 	case CONTROL_HOW_LINK:
-		snprintf(text, bytes, "the connection to %s broke%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		snprintf(text, bytes, "the link between rank %u on %s and %s broke%s%s%s%s%s", v->other, node_name(control, v->other), who, during,
+			 v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_LATE:
 		snprintf(text, bytes, "%s is late%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_MISMATCH:
-		snprintf(text, bytes, "%s disagrees%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		/* Both ends of the disagreement find it, and each would blame the other: the detail names both. */
+		snprintf(text, bytes, "%s", v->detail);
 		break;
 	case CONTROL_HOW_APPLICATION:
 		snprintf(text, bytes, "%s failed%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
@@ -259,27 +279,76 @@ static void verdict_text(struct control *control)
 	}
 }
 
-static void take_verdict(struct control *control, const struct wire_abort *verdict, const struct control_link *from)
+/* Strongest first: what a process says of itself and what its host sees, then what is concluded from silence, then what may have another cause. */
+static const uint8_t strength[] = {
+	[CONTROL_HOW_EXITED] = 0,      [CONTROL_HOW_APPLICATION] = 1, [CONTROL_HOW_MISMATCH] = 2, [CONTROL_HOW_PROTOCOL] = 3,
+	[CONTROL_HOW_UNREACHABLE] = 4, [CONTROL_HOW_LINK] = 5,        [CONTROL_HOW_LEFT] = 6,     [CONTROL_HOW_LATE] = 7,
+};
+
+/* A total order, so that whoever knows the same verdicts has the same text. */
+static bool stronger(const struct wire_abort *a, const struct wire_abort *b)
+{
+	const uint32_t x[] = {strength[a->how], a->culprit, a->other, a->detector}, y[] = {strength[b->how], b->culprit, b->other, b->detector};
+
+	for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+		if (x[i] != y[i])
+			return x[i] < y[i];
+	return memcmp(a, b, sizeof *a) < 0;
+}
+
+static void tell(struct control *control)
 {
 	uint64_t one = 1;
 
-	if (atomic_load_explicit(&control->aborted, memory_order_relaxed))
-		return;
-	control->verdict = *verdict;
 	verdict_text(control);
 	/* Pairs with nothing but the lock: whoever sees the flag takes the lock before it reads the text. */
 	atomic_store_explicit(&control->aborted, true, memory_order_relaxed);
-	control_flood(control, from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
 	if (write(control->event_fd, &one, sizeof one) < 0) {
 		/* Sleepers find the flag at their next look, within a second. */
 	}
 	pthread_cond_broadcast(&control->changed);
 }
 
-void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail)
+int control_settle_tick(struct control *control)
 {
-	struct wire_abort verdict = {.culprit = culprit, .detector = control->rank, .how = (uint32_t)how, .when_ns = st_wall_ns()};
+	if (!control->judged || atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		return 1000;
+	int left_ms = st_deadline_poll_ms(&control->settle);
+	if (left_ms > 0)
+		return left_ms;
+	tell(control);
+	return 1000;
+}
 
+static void take_verdict(struct control *control, const struct wire_abort *verdict, const struct control_link *from)
+{
+	bool first = !control->judged;
+
+	if (atomic_load_explicit(&control->aborted, memory_order_relaxed) || (!first && !stronger(verdict, &control->verdict)))
+		return;
+	control->verdict = *verdict;
+	control->judged = true;
+	control_flood(control, from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
+	pthread_cond_broadcast(&control->changed);
+	if (!first)
+		return;
+	control->settle = st_deadline_in_ms(CONTROL_SETTLE_MS);
+	if (control->size == 1)
+		tell(control);
+	else
+		control_wake(control); /* the service thread shall look at the time */
+	/* The tree may be cut here without anybody having noticed yet: another way round is looked for. */
+	for (struct control_link *link = control->links; link; link = link->next)
+		if (link->source.fd >= 0 && link != from && !link->local && is_silent(control, link) && verdict->culprit != link->peer)
+			control_inquire(control, link->peer, CONTROL_QUESTION_REACH, "");
+}
+
+static void judge(struct control *control, uint32_t culprit, uint32_t other, enum control_how how, const char *operation, const char *detail)
+{
+	struct wire_abort verdict = {.culprit = culprit, .detector = control->rank, .how = (uint32_t)how, .other = other, .when_ns = st_wall_ns()};
+
+	if (control->judged && (st_deadline_expired(&control->settle) || control->settle.left_ns < CONTROL_SETTLE_MS / 2 * ST_NS_PER_MS))
+		return;
 	if (operation) {
 		snprintf(verdict.operation, sizeof verdict.operation, "%s", operation);
 	} else {
@@ -297,6 +366,15 @@ void control_abort_locked(struct control *control, uint32_t culprit, enum contro
 	take_verdict(control, &verdict, NULL);
 }
 
+void control_abort_locked(struct control *control, uint32_t culprit, enum control_how how, const char *operation, const char *detail)
+{
+	/* A link has two ends, and whoever finds it broken names them in the same order. */
+	if (how == CONTROL_HOW_LINK && culprit < control->rank)
+		judge(control, control->rank, culprit, how, operation, detail);
+	else
+		judge(control, culprit, how == CONTROL_HOW_LINK ? control->rank : culprit, how, operation, detail);
+}
+
 enum st_status control_verdict(struct control *control)
 {
 	if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
@@ -304,17 +382,32 @@ enum st_status control_verdict(struct control *control)
 	return st_fail_copy(ST_ERR_ABORTED, control->verdict_text);
 }
 
+enum st_status control_verdict_await(struct control *control)
+{
+	while (control->judged && !atomic_load_explicit(&control->aborted, memory_order_relaxed)) {
+		control_settle_tick(control);
+		if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
+			control_wait(control, &control->settle);
+	}
+	return control_verdict(control);
+}
+
 /* ---- receiving ----------------------------------------------------------------------------------------------------- */
 
-void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from)
+void control_mark_left(struct control *control, uint32_t rank, uint64_t entered, const struct control_link *from)
 {
-	struct wire_goodbye goodbye = {.rank = rank, .whole = 1};
+	struct wire_goodbye goodbye = {.rank = rank, .whole = 1, .entered = entered};
 
 	if (control->left[rank])
 		return;
 	control->left[rank] = true;
-	struct control_link *link = control_link_find(control, rank);
-	if (link) {
+	if (!control->root.left[rank] || entered < control->root.entered[rank]) {
+		control->root.left[rank] = true;
+		control->root.entered[rank] = entered;
+	}
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->peer != rank || link->source.fd < 0)
+			continue;
 		/* It passes nothing on for much longer: from here on it is no neighbour. */
 		control_link_send(control, link, WIRE_FAREWELL, NULL, 0, NULL, 0);
 		link->mute = true;
@@ -329,7 +422,7 @@ static enum st_status abort_frame(struct control *control, struct control_link *
 	struct wire_abort verdict;
 
 	memcpy(&verdict, payload, sizeof verdict);
-	if (verdict.culprit >= control->size || verdict.detector >= control->size || verdict.how > CONTROL_HOW_PROTOCOL || verdict.zero)
+	if (verdict.culprit >= control->size || verdict.detector >= control->size || verdict.how > CONTROL_HOW_PROTOCOL || verdict.other >= control->size)
 		return st_fail(ST_ERR_PROTOCOL, "an abort by rank %u because of rank %u, how %u", verdict.detector, verdict.culprit, verdict.how);
 	wire_clean_text(verdict.operation, sizeof verdict.operation);
 	wire_clean_text(verdict.detail, sizeof verdict.detail);
@@ -358,6 +451,10 @@ static enum st_status frame(struct control *control, struct control_link *link)
 		return control_resend_frame(control, link, reader->payload);
 	case WIRE_ABORT:
 		return abort_frame(control, link, reader->payload);
+	case WIRE_ASK:
+		return control_ask_frame(control, link, reader->payload);
+	case WIRE_ANSWER:
+		return control_answer_frame(control, link, reader->payload);
 	default:
 		return control_decision_frame(control, link, reader->payload, reader->header.length);
 	}
@@ -373,10 +470,15 @@ static void lost(struct control *control, struct control_link *link, int error)
 		control_rejoin_soon(control);
 		return;
 	}
-	if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
-		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, strerror(error));
-	else
+	if (control_link_find(control, peer))
+		return; /* two ranks that looked for each other at once have two connections, and need one */
+	control->gone[peer] = true;
+	/* The kernel closes a Unix socket when its process ends, and at no other time. */
+	if (link->local)
 		control_abort_locked(control, peer, CONTROL_HOW_EXITED, NULL, "its process ended");
+	else
+		control_inquire(control, peer, CONTROL_QUESTION_ENDED, error ? strerror(error) : "its control connection ended");
+	control_rejoin_now(control);
 }
 
 void control_link_ready(struct control *control, struct control_link *link, uint32_t events)
@@ -415,22 +517,26 @@ void control_link_ready(struct control *control, struct control_link *link, uint
 	}
 }
 
-/* A neighbour that is silent for the stall timeout is unreachable. What came while this thread did not run lies in the socket: look first. */
+/*
+ * A neighbour that is silent for the stall timeout is stopped, unreachable, or behind a cut link; asking which begins after half of that
+ * time, so that the verdict comes at its end.  What came while this thread did not run lies in the socket: look first.
+ */
 static void judge_silence(struct control *control, struct control_link *link)
 {
 	int64_t stall_ns = control->stall_timeout_ms * ST_NS_PER_MS;
-	char detail[64];
+	uint32_t peer = link->peer;
+	char seen[64];
 
-	if (link->silent_ns < stall_ns)
+	if (link->silent_ns < stall_ns / 2 || control->judged)
 		return;
 	control_link_ready(control, link, 0);
-	if (link->source.fd < 0 || link->silent_ns < stall_ns)
+	if (link->source.fd < 0 || link->silent_ns < stall_ns / 2 || control->left[peer] || link->farewell)
 		return;
-	snprintf(detail, sizeof detail, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
-	/* ABORT first, also to the silent one: should it wake, it learns why it was left. */
-	if (!control->left[link->peer] && !link->farewell)
-		control_abort_locked(control, link->peer, CONTROL_HOW_UNREACHABLE, NULL, detail);
-	close_link(control, link);
+	snprintf(seen, sizeof seen, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
+	if (!link->local)
+		control_inquire(control, peer, CONTROL_QUESTION_SILENT, seen);
+	else if (link->silent_ns >= stall_ns)
+		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, seen);
 }
 
 int control_links_tick(struct control *control)
@@ -454,7 +560,9 @@ int control_links_tick(struct control *control)
 		}
 		link->silent_ns += passed;
 		judge_silence(control, link);
-		int64_t link_ns = control->stall_timeout_ms * ST_NS_PER_MS - link->silent_ns;
+		int64_t link_ns = control->stall_timeout_ms * ST_NS_PER_MS / (link->local ? 1 : 2) - link->silent_ns;
+		if (link_ns <= 0)
+			continue; /* it is being looked into */
 		left_ns = link_ns < left_ns ? link_ns : left_ns;
 	}
 	int beat_ms = st_deadline_poll_ms(&control->next_heartbeat);

@@ -362,9 +362,11 @@ static enum st_status link_failed(struct lane *lane, const struct link *link, en
 {
 	char operation[OPERATION_TEXT], detail[sizeof link->why];
 	operation_text(lane, operation);
-	snprintf(detail, sizeof detail, "%s", st_message());
 	struct engine *engine = lane->engine;
 	struct control *control = engine->options.control;
+	/* A mismatch is told by its detail alone. */
+	snprintf(detail, sizeof detail, "%s%s", st_message(),
+		 status == ST_ERR_MISMATCH && engine->options.group ? control_group_label(engine->options.group) : "");
 	if (status == ST_ERR_ABORTED) {
 		if (control)
 			control_group_suspect(engine->options.group, link->ends.peer, operation, detail);

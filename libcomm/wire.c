@@ -14,6 +14,10 @@ bool wire_length_allowed(uint32_t type, uint32_t length)
 		return length == sizeof(struct wire_resend);
 	case WIRE_ABORT:
 		return length == sizeof(struct wire_abort);
+	case WIRE_ASK:
+		return length == sizeof(struct wire_ask);
+	case WIRE_ANSWER:
+		return length == sizeof(struct wire_answer);
 	case WIRE_DECISION:
 		return length >= sizeof(struct wire_decision) && length <= WIRE_MAX_PAYLOAD_BYTES;
 	default:

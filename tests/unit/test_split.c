@@ -441,10 +441,10 @@ static void test_failures(void)
 	      "rank %u: %s: %s", r, st_status_name(job.ends[r]), job.texts[r])
 
 	RUN(split_or_reduce);
-	ALL_SAY(ST_ERR_ABORTED, "rank 2 has called collective 1 without having done so");
+	ALL_SAY(ST_ERR_ABORTED, "rank 2 on b has called collective 1 without having done so");
 	RUN(split_or_collect);
-	ALL_SAY(ST_ERR_ABORTED, "rank 3 on b disagrees during decision ");
-	ALL_SAY(ST_ERR_ABORTED, ": it gathers 8 bytes where rank 0 splits by 8 bytes");
+	ALL_SAY(ST_ERR_ABORTED, "ranks disagree in decision ");
+	ALL_SAY(ST_ERR_ABORTED, ": rank 3 on b gathers 8 bytes, rank 0 on a splits by 8 bytes");
 	RUN(leaves_early);
 	for (uint32_t r = 0; r < 5; r++)
 		if (r != 1)
@@ -495,9 +495,10 @@ static void strange_contexts(struct job *job, uint32_t rank, struct comm *world)
 		/* Contexts that nobody has: passed on, forgotten. */
 		for (uint64_t context = 1000; context < 3000; context++)
 			control_flood(control, NULL, WIRE_DECISION,
-				      &(struct wire_decision){.context = context, .sequence = context * 77, .kind = WIRE_DECISION_GATHER, .rank = 1, .bytes = 8},
+				      &(struct wire_decision){.context = context, .sequence = context * 77, .kind = WIRE_DECISION_GATHER, .rank = 1, .bytes = 8,
+							.origin = 1, .number = ++control->heard[1]},
 				      sizeof(struct wire_decision), &nothing, 8);
-		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = 1, .context = 4444}, sizeof(struct wire_goodbye), NULL, 0);
+		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = 1, .context = 4444, .origin = 1, .number = ++control->heard[1]}, sizeof(struct wire_goodbye), NULL, 0);
 		pthread_mutex_unlock(&control->lock);
 	}
 	/* All is well so far. */
@@ -510,7 +511,9 @@ static void strange_contexts(struct job *job, uint32_t rank, struct comm *world)
 	/* One that is only forming can't be past its first decision, which is of no bytes. */
 	if (rank == 1)
 		control_flood(control, NULL, WIRE_DECISION,
-			      &(struct wire_decision){.context = 99, .sequence = 1, .kind = WIRE_DECISION_GATHER, .rank = 1}, sizeof(struct wire_decision), NULL, 0);
+			      &(struct wire_decision){.context = 99, .sequence = 1, .kind = WIRE_DECISION_GATHER, .rank = 1, .origin = 1,
+							.number = ++control->heard[1]},
+			      sizeof(struct wire_decision), NULL, 0);
 	pthread_mutex_unlock(&control->lock);
 	note(job, rank, rank ? ST_OK : comm_decide(world, &zero, sizeof zero));
 	if (!rank)
