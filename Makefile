@@ -156,8 +156,15 @@ $(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
 
+# The programs of the fault campaign, which tests/slurm/test_faults.sh runs.
+FAULT_PROGRAMS := $(B)/tests/faults/campaign $(B)/tests/faults/fault_rank
+$(FAULT_PROGRAMS): $(B)/tests/faults/%: $(B)/obj/tests/faults/%.o $(LIBS)
+	@mkdir -p $(@D)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
+
 .PHONY: unit-tests
-unit-tests: $(UNIT_TESTS)
+unit-tests: $(UNIT_TESTS) $(FAULT_PROGRAMS)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 

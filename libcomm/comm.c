@@ -123,6 +123,7 @@ enum st_status comm_wire(struct comm *comm)
 		.control = comm->control,
 		.group = comm->context,
 		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
+		.stall_timeout_ms = comm->options.stall_timeout_ms,
 		.crowded = crowded(comm),
 		.stream_bytes = STREAM_BYTES,
 		.lanes = comm->options.lanes,

@@ -163,7 +163,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request);
 
 /*
  * This rank ends the job: every rank's pending calls fail with this rank as culprit and TEXT as the reason.
- * For the application's own failures (a non-finite loss, a full disk).  Never blocks.
+ * For the application's own failures (a non-finite loss, a full disk).  Never blocks; may be called by any thread while the communicator lives.
  */
 void comm_abort(struct comm *comm, const char *text);
 

@@ -204,17 +204,17 @@ void control_inquire_here(struct control *control, uint32_t peer, const char *op
 /* False: it was heard again meanwhile, or the verdict is another's. */
 static bool stays_silent(struct control *control, uint32_t peer)
 {
-	int64_t stall_ns = control->stall_timeout_ms * ST_NS_PER_MS;
-	struct st_deadline never = st_deadline_in_ms(-1);
+	int64_t judged_ns = control_silence_judged_ns(control);
 
 	for (;;) {
 		int64_t silence_ns = control_silence_ns(control, peer);
-		if (silence_ns < stall_ns / 2 || silence_ns == INT64_MAX || control->judged ||
+		if (silence_ns < control->stall_timeout_ms * ST_NS_PER_MS / 2 || silence_ns == INT64_MAX || control->judged ||
 		    atomic_load_explicit(&control->closing, memory_order_relaxed))
 			return false;
-		if (silence_ns >= stall_ns)
+		if (silence_ns >= judged_ns)
 			return true;
-		control_wait(control, &never);
+		struct st_deadline next = st_deadline_in_ms((judged_ns - silence_ns) / ST_NS_PER_MS + 1);
+		control_wait(control, &next);
 	}
 }
 
@@ -306,7 +306,7 @@ void control_inquire(struct control *control, uint32_t peer, enum control_questi
 	/* Without a thread there is what this rank saw. */
 	if (kind == CONTROL_QUESTION_ENDED)
 		control_abort_locked(control, peer, CONTROL_HOW_EXITED, NULL, seen);
-	else if (kind == CONTROL_QUESTION_SILENT && control_silence_ns(control, peer) >= control->stall_timeout_ms * ST_NS_PER_MS)
+	else if (kind == CONTROL_QUESTION_SILENT && control_silence_ns(control, peer) >= control_silence_judged_ns(control))
 		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, seen);
 }
 

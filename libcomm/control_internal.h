@@ -315,6 +315,15 @@ void control_recent_send(struct control *control, struct control_link *link);
 void control_recent_free(struct control *control);
 /* This rank has a new neighbour: asks all members of communicators to send again what may have been lost before. */
 void control_groups_ask_again(struct control *control);
+
+/* A silence of this length is judged, so that the verdict has settled when the stall timeout is over. */
+static inline int64_t control_silence_judged_ns(const struct control *control)
+{
+	int64_t ms = control->stall_timeout_ms;
+
+	return (ms > 4 * CONTROL_SETTLE_MS ? ms - CONTROL_SETTLE_MS : ms) * ST_NS_PER_MS;
+}
+
 /* control_evidence.c */
 enum control_question_kind {
 	CONTROL_QUESTION_SILENT, /* no heartbeats from it */

@@ -535,7 +535,7 @@ static void judge_silence(struct control *control, struct control_link *link)
 	snprintf(seen, sizeof seen, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
 	if (!link->local)
 		control_inquire(control, peer, CONTROL_QUESTION_SILENT, seen);
-	else if (link->silent_ns >= stall_ns)
+	else if (link->silent_ns >= control_silence_judged_ns(control))
 		control_abort_locked(control, peer, CONTROL_HOW_UNREACHABLE, NULL, seen);
 }
 
@@ -560,7 +560,7 @@ int control_links_tick(struct control *control)
 		}
 		link->silent_ns += passed;
 		judge_silence(control, link);
-		int64_t link_ns = control->stall_timeout_ms * ST_NS_PER_MS / (link->local ? 1 : 2) - link->silent_ns;
+		int64_t link_ns = (link->local ? control_silence_judged_ns(control) : control->stall_timeout_ms * ST_NS_PER_MS / 2) - link->silent_ns;
 		if (link_ns <= 0)
 			continue; /* it is being looked into */
 		left_ns = link_ns < left_ns ? link_ns : left_ns;

@@ -10,6 +10,8 @@
 
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
+/* And so often asks their hosts for a sign of life. */
+#define CHECK_NS (500 * ST_NS_PER_MS)
 
 void engine_release_plan(struct engine_plan *bound)
 {
@@ -414,7 +416,7 @@ static enum st_status check_other_lanes(struct lane *lane)
 	for (size_t i = 0; i < engine->link_count; i++) {
 		struct link *link = engine->links[i];
 		struct transport_signature theirs;
-		char my_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT];
+		char my_text[TRANSPORT_SIGNATURE_TEXT + 32], their_text[TRANSPORT_SIGNATURE_TEXT + 32], both[TRANSPORT_DISAGREEMENT_TEXT];
 		if (link->ends.peer != ends->peer || link->lane == own)
 			continue;
 		/* A transport looks at a link that is not in use only now and then.  A failure stays there for who needs the link. */
@@ -424,10 +426,53 @@ static enum st_status check_other_lanes(struct lane *lane)
 			continue;
 		transport_signature_print(mine, my_text);
 		transport_signature_print(&theirs, their_text);
-		st_fail(ST_ERR_MISMATCH,
-			"ranks disagree: rank %" PRIu32 " on %s calls %s with priority %u, rank %" PRIu32 " on %s calls %s with priority %u", ends->rank,
-			ends->host, my_text, own, ends->peer, ends->peer_host, their_text, link->lane);
+		snprintf(my_text + strlen(my_text), sizeof my_text - strlen(my_text), " with priority %u", own);
+		snprintf(their_text + strlen(their_text), sizeof their_text - strlen(their_text), " with priority %u", link->lane);
+		transport_disagreement(ends, my_text, their_text, both);
+		st_fail(ST_ERR_MISMATCH, "ranks disagree: %s", both);
 		return link_failed(lane, lane->blocked, ST_ERR_MISMATCH);
+	}
+	return ST_OK;
+}
+
+/* Tells every peer of the lane, also those whom this operation has nothing to do with: to one that calls another operation it may look otherwise. */
+static void announce(struct lane *lane)
+{
+	const struct engine *engine = lane->engine;
+	const struct engine_plan *bound = lane->first->bound;
+	for (size_t i = 0; i < engine->link_count; i++) {
+		struct link *link = engine->links[i];
+		bool used = false;
+		if (link->lane != bound->lane || link->broken != ST_OK)
+			continue;
+		for (uint32_t k = 0; k < bound->distinct_count; k++)
+			used |= bound->distinct[k] == link;
+		if (!used)
+			link->ops->enter(link, &lane->first->signature);
+		link->ops->announce(link);
+	}
+}
+
+/* Of a rank that has waited for a while: do the links live, and does the peer that it waits for call the same? */
+static enum st_status check_peers(struct lane *lane)
+{
+	const struct engine_plan *bound = lane->first->bound;
+	const int64_t silence_ms = lane->engine->options.stall_timeout_ms;
+	struct link *blocked = lane->blocked;
+	struct transport_signature theirs;
+	const struct transport_signature *mine = &lane->first->signature;
+	if (blocked->broken == ST_OK && blocked->ops->heard(blocked, &theirs) && theirs.sequence == mine->sequence && memcmp(&theirs, mine, sizeof theirs)) {
+		enum st_status status = transport_mismatch(blocked, &theirs, true, 0, 0);
+		return link_failed(lane, blocked, status);
+	}
+	if (!silence_ms || st_now_ns() - lane->checked < CHECK_NS)
+		return ST_OK;
+	lane->checked = st_now_ns();
+	for (uint32_t i = 0; i < bound->distinct_count; i++) {
+		struct link *link = bound->distinct[i];
+		enum st_status status = link->ops->check && link->broken == ST_OK ? link->ops->check(link, silence_ms) : ST_OK;
+		if (status != ST_OK)
+			return link_failed(lane, link, status);
 	}
 	return ST_OK;
 }
@@ -450,9 +495,10 @@ static enum st_status check_lane(struct lane *lane)
 	bool late_now = st_deadline_expired(&lane->arrival);
 	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
 		lane->announced = true;
-		for (uint32_t i = 0; i < lane->first->bound->distinct_count; i++)
-			lane->first->bound->distinct[i]->ops->announce(lane->first->bound->distinct[i]);
+		announce(lane);
 	}
+	if (lane->announced)
+		ST_TRY(check_peers(lane));
 	if (lane->announced && lane->engine->options.lanes > 1)
 		ST_TRY(check_other_lanes(lane));
 	if (!late_now)

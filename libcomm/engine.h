@@ -28,6 +28,7 @@ struct engine_options {
 	struct control *control;     /* NULL in tests: then failures stay on this rank */
 	struct control_group *group; /* the communicator's part of it; the ranks of plans are its members, those of links and messages the job's */
 	int64_t arrival_timeout_ms;
+	int64_t stall_timeout_ms;    /* 0: links are trusted to say when they are dead */
 	bool crowded;                /* more ranks than cores on this node: yield at once instead of spinning */
 	size_t stream_bytes;         /* operations of at least so many bytes write their results past the caches */
 	unsigned lanes;              /* 0: one */

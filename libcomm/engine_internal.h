@@ -65,6 +65,7 @@ struct lane {
 	uint64_t still_moves;
 	int64_t still_since; /* as far as somebody waited for it; 0: not set */
 	struct st_deadline arrival;
+	int64_t checked; /* when the links were last asked for a sign of life */
 	bool announced, second_chance;
 
 	char *staging;             /* (options.fusion_bytes) where the lane's current operation is packed if it is fused; made when first needed */

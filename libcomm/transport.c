@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "comm.h"
 #include "plan.h"
@@ -53,17 +54,25 @@ enum st_status transport_status(const struct link *link)
 	return link->broken == ST_OK ? ST_OK : st_fail_copy(link->broken, link->why);
 }
 
+void transport_disagreement(const struct transport_ends *ends, const char *mine, const char *theirs, char text[TRANSPORT_DISAGREEMENT_TEXT])
+{
+	bool first = ends->rank < ends->peer;
+	snprintf(text, TRANSPORT_DISAGREEMENT_TEXT, "rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s", first ? ends->rank : ends->peer,
+		 first ? ends->host : ends->peer_host, first ? mine : theirs, first ? ends->peer : ends->rank, first ? ends->peer_host : ends->host,
+		 first ? theirs : mine);
+}
+
 enum st_status transport_mismatch(struct link *link, const struct transport_signature *theirs, bool peer_sends, uint64_t sent, uint64_t granted)
 {
 	const struct transport_ends *ends = &link->ends;
-	char mine_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT] = "something else";
+	char mine_text[TRANSPORT_SIGNATURE_TEXT], their_text[TRANSPORT_SIGNATURE_TEXT] = "something else", both[TRANSPORT_DISAGREEMENT_TEXT], bytes[96] = "";
 	transport_signature_print(&link->entered, mine_text);
 	if (theirs)
 		transport_signature_print(theirs, their_text);
-	return transport_break(link, ST_ERR_MISMATCH,
-			       "ranks disagree%s: rank %" PRIu32 " on %s calls %s, rank %" PRIu32 " on %s calls %s (%s sends %" PRIu64
-			       " bytes where %" PRIu64 " are expected)",
-			       theirs && only_shards_differ(&link->entered, theirs) ? " about the sizes of the shards" : "", ends->rank, ends->host,
-			       mine_text, ends->peer, ends->peer_host, their_text, peer_sends ? "the latter" : "the former",
-			       sent, granted);
+	transport_disagreement(ends, mine_text, their_text, both);
+	if (!theirs || !memcmp(theirs, &link->entered, sizeof *theirs))
+		snprintf(bytes, sizeof bytes, " (rank %" PRIu32 " sends %" PRIu64 " bytes where %" PRIu64 " are expected)", peer_sends ? ends->peer : ends->rank, sent,
+			 granted);
+	return transport_break(link, ST_ERR_MISMATCH, "ranks disagree%s: %s%s",
+			       theirs && only_shards_differ(&link->entered, theirs) ? " about the sizes of the shards" : "", both, bytes);
 }

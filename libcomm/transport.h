@@ -58,6 +58,10 @@ struct transport_ops {
 	/* Slow path, once per operation that has waited long: makes sure that the peer can know that this rank has entered. */
 	void (*announce)(struct link *link);
 
+	/* Slow path, about once a second while this rank waits on the link: whether the peer's host still answers on it, whatever its process does.
+	 * ST_ERR_ABORTED: not for silence_ms; the link is dead.  NULL: it has no silence that could be told from patience (shared memory). */
+	enum st_status (*check)(struct link *link, int64_t silence_ms);
+
 	/* The newest operation that the peer is known to have entered; false when none is known. */
 	bool (*heard)(struct link *link, struct transport_signature *signature);
 
@@ -114,7 +118,10 @@ struct link {
 
 /* For transports: marks the link dead with the message of st_fail; returns broken. */
 enum st_status transport_break(struct link *link, enum st_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The two ends disagree: names both ranks, what each does, and the bytes on both sides. */
+/* Both ranks, the lower one first, and what each does: the same text at both ends. */
+#define TRANSPORT_DISAGREEMENT_TEXT 384
+void transport_disagreement(const struct transport_ends *ends, const char *mine, const char *theirs, char text[TRANSPORT_DISAGREEMENT_TEXT]);
+/* The two ends disagree: names both ranks and what each does; where that is the same, or the peer's (NULL) is not known, the bytes on both sides. */
 enum st_status transport_mismatch(struct link *link, const struct transport_signature *theirs, bool peer_sends, uint64_t sent, uint64_t granted);
 /* Restores the message of a dead link. */
 enum st_status transport_status(const struct link *link);

@@ -29,6 +29,13 @@
 /* How many calls of progress() go by between looks at a socket from which nothing is awaited: a system call each. */
 #define IDLE_EVERY 8
 
+/* The kernels ask and answer this by themselves: a stopped process is no silence. */
+#define KEEPALIVE_S 1
+#define KEEPALIVE_MOST 120
+/* Less could be a slow path's, or the time between two questions. */
+#define LEAST_SILENCE_MS (3 * KEEPALIVE_S * INT64_C(1000))
+#define SILENT_LOOKS 2
+
 enum kind { DATA = 1, ENTERED = 2 };
 
 struct header {
@@ -55,6 +62,7 @@ struct tcp_link {
 	struct link link;
 	int fd;
 	bool eof, blocked_on_write;
+	unsigned silent_looks; /* of tcp_check, one after the other */
 	unsigned slots;
 	size_t stride;
 	char *slot_memory;
@@ -121,6 +129,12 @@ static enum st_status tcp_open_link(int fd, const struct transport_ends *ends, u
 		status = st_fail_errno("tcp: TCP_NODELAY");
 	else
 		status = st_set_nonblocking(fd);
+	/* So that an idle connection has something to be answered too. What can't be set is what Unix sockets lack. */
+	const int every_s = KEEPALIVE_S, most = KEEPALIVE_MOST;
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every_s, sizeof every_s);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
 	if (status != ST_OK) {
 		tcp_close(&me->link);
 		return status;
@@ -213,6 +227,30 @@ static void tcp_announce(struct link *link)
 	/* When the queue is full, data is on its way and says the same. */
 	if (link->broken == ST_OK && append(tcp(link), ENTERED, NULL, 0))
 		push(tcp(link));
+}
+
+/*
+ * What was sent and has no acknowledgement, or a question without an answer, for so long.  Not TCP_USER_TIMEOUT: it also ends a connection whose peer
+ * lives and does not read, which is late, not dead.  Two looks, as one may fall between a question and its answer.
+ */
+static enum st_status tcp_check(struct link *link, int64_t silence_ms)
+{
+	struct tcp_link *me = tcp(link);
+	struct tcp_info info;
+	socklen_t bytes = sizeof info;
+	memset(&info, 0, sizeof info);
+	if (link->broken != ST_OK || getsockopt(me->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes))
+		return link->broken == ST_OK ? ST_OK : transport_status(link);
+	if (silence_ms < LEAST_SILENCE_MS)
+		silence_ms = LEAST_SILENCE_MS;
+	if ((!info.tcpi_unacked && !info.tcpi_probes) || (int64_t)info.tcpi_last_ack_recv < silence_ms) {
+		me->silent_looks = 0;
+		return ST_OK;
+	}
+	if (++me->silent_looks < SILENT_LOOKS)
+		return ST_OK;
+	return transport_break(link, ST_ERR_ABORTED, "nothing has come from rank %" PRIu32 " on %s for %.1f s", link->ends.peer, link->ends.peer_host,
+			       (double)info.tcpi_last_ack_recv / 1e3);
 }
 
 static bool tcp_heard(struct link *link, struct transport_signature *signature)
@@ -389,7 +427,7 @@ static void tcp_arm(struct link *link)
 const struct transport_ops transport_tcp = {
 	.name = "tcp", .mapped = false,
 	.open = tcp_open_link, .close = tcp_close, .slot = tcp_slot,
-	.enter = tcp_enter, .announce = tcp_announce, .heard = tcp_heard,
+	.enter = tcp_enter, .announce = tcp_announce, .check = tcp_check, .heard = tcp_heard,
 	.ready = tcp_ready, .put = tcp_put,
 	.received = tcp_received, .flushed = tcp_flushed, .progress = tcp_progress,
 	.fd = tcp_fd, .wants_read = tcp_wants_read, .wants_write = tcp_wants_write, .arm = tcp_arm, .disarm = tcp_arm,

@@ -139,7 +139,7 @@ static void random_splits(struct job *job, uint32_t rank, struct comm *world)
 	} live[LIVE + 1];
 	uint32_t alive = 1;
 	uint64_t state = job->size * 7919;
-	const int rounds = getenv("LONG") && *getenv("LONG") ? 200 : 8;
+	const int rounds = getenv("LONG") && *getenv("LONG") ? 200 : 6;
 
 	live[0].comm = world;
 	live[0].count = job->size;

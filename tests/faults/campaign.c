@@ -1,0 +1,860 @@
+/*
+ * The fault campaign: many short jobs on a cluster with a network namespace per node, one fault in each, the expected verdict known before.
+ *
+ *   campaign DIR JOB COUNT SEED [KIND]     as root; DIR: state directory of a cluster that is up (etc/quickstart/cluster), JOB: an allocation on it
+ *
+ * README.md has the table of faults and what is expected; `kinds` below is the same table.  Run number N of seed S draws everything that
+ * can be drawn from (S, N), so a failure is repeated with the line that it prints.  What is not drawn is when things happen inside the ranks.
+ *
+ * Exit: 0 every run as expected; 1 not; 64 usage.
+ */
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "report.h"
+
+#define NODES 4
+#define PER_NODE 2
+#define RANKS (NODES * PER_NODE)
+#define STALL_MS 2000
+/* Of TCP connections without an answer: what the transport needs to be sure, see transport_tcp.c. */
+#define TCP_SILENCE_MS 3000
+/* What asking others takes at most, and a machine whose few cores are shared by everything here. */
+#define SLACK_MS 5000
+#define HANG_MS 45000
+
+/* ---- what is done, and what is expected ---------------------------------------------------------------------------- */
+
+enum kind { KILL, KILL_LEADER, KILL_ROOT, KILL_NODE, KILL_TWO, STOP, STOP_LEADER, STOP_NODE, PAUSE, DELAY, CUT_LINK, CUT_DATA, BREAK_DATA, CUT_NODE,
+	    ABORT, ABORT_KILL, ABORT_CUT, EXIT, KINDS };
+enum moment { STARTUP, RUNNING };
+enum outcome {
+	GOES_ON,      /* the job ends in an orderly way, with exit code 0 */
+	NAMES_VICTIM, /* every survivor names a victim, the same one, and `how` */
+	NAMES_LINK,   /* every survivor names a link between a rank of one victim's node and a rank of the other's, the same one */
+	NAMES_LEADER, /* every survivor names the leader of the victim's node, and `how` */
+};
+
+static const struct fault {
+	const char *name;
+	enum outcome outcome;
+	const char *how; /* follows "rank R on NODE" in the verdict */
+	int64_t within_ms;
+	bool at_startup; /* also tried then */
+} kinds[KINDS] = {
+	[KILL] = {"kill", NAMES_VICTIM, " died", SLACK_MS, true},
+	[KILL_LEADER] = {"kill-leader", NAMES_VICTIM, " died", SLACK_MS, true},
+	[KILL_ROOT] = {"kill-root", NAMES_VICTIM, " died", SLACK_MS, true},
+	[KILL_NODE] = {"kill-node", NAMES_VICTIM, " died", SLACK_MS, false},
+	[KILL_TWO] = {"kill-two", NAMES_VICTIM, " died", SLACK_MS, false},
+	[STOP] = {"stop", NAMES_VICTIM, " is unreachable", STALL_MS + SLACK_MS, false},
+	[STOP_LEADER] = {"stop-leader", NAMES_VICTIM, " is unreachable", STALL_MS + SLACK_MS, false},
+	[STOP_NODE] = {"stop-node", NAMES_VICTIM, " is unreachable", STALL_MS + SLACK_MS, false},
+	[PAUSE] = {"pause", GOES_ON, "", 0, false},
+	[DELAY] = {"delay", GOES_ON, "", 0, true},
+	[CUT_LINK] = {"cut-link", NAMES_LINK, "", TCP_SILENCE_MS + SLACK_MS, false},
+	[CUT_DATA] = {"cut-data", NAMES_LINK, "", TCP_SILENCE_MS + SLACK_MS, false},
+	[BREAK_DATA] = {"break-data", NAMES_LINK, "", SLACK_MS, false},
+	[CUT_NODE] = {"cut-node", NAMES_LEADER, " is unreachable", TCP_SILENCE_MS + SLACK_MS, false},
+	[ABORT] = {"abort", NAMES_VICTIM, " failed: the loss is not finite", SLACK_MS, false},
+	[ABORT_KILL] = {"abort-and-kill", NAMES_VICTIM, "", SLACK_MS, false},
+	[ABORT_CUT] = {"abort-behind-a-cut", NAMES_VICTIM, " failed: the loss is not finite", STALL_MS + SLACK_MS, false},
+	[EXIT] = {"exit-0", NAMES_VICTIM, " died", SLACK_MS, false},
+};
+
+/* ---- state --------------------------------------------------------------------------------------------------------- */
+
+struct rank {
+	int fd; /* -1: not there (any more) */
+	pid_t pid;
+	bool hello, ready, ended, freed, victim;
+	struct report end;
+	int64_t freed_ns;
+	uint64_t operations;
+};
+
+static const char *directory, *job;
+static char *cluster;
+static char tree[PATH_MAX], net[64];
+static pid_t node_pid[NODES];
+static int node_net[NODES];
+static uint64_t drawn;
+static struct rank ranks[RANKS];
+static char why[4096];
+
+static uint64_t draw(uint64_t below)
+{
+	/* splitmix64 */
+	uint64_t x = drawn += UINT64_C(0x9e3779b97f4a7c15);
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return (x ^ (x >> 31)) % below;
+}
+
+static bool bad(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static bool bad(const char *format, ...)
+{
+	size_t have = strlen(why);
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(why + have, sizeof why - have, format, arguments);
+	va_end(arguments);
+	have = strlen(why);
+	snprintf(why + have, sizeof why - have, "\n");
+	return false;
+}
+
+static void sleep_ms(int64_t ms)
+{
+	poll(NULL, 0, (int)ms);
+}
+
+static size_t read_file(const char *path, char *text, size_t bytes)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, text, bytes - 1);
+
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = 0;
+	return n > 0 ? (size_t)n : 0;
+}
+
+/* ---- the cluster --------------------------------------------------------------------------------------------------- */
+
+/* The init of each node: the process `cluster _node NODE ID` that is number 1 in its own namespace. */
+static bool find_nodes(const char *id)
+{
+	DIR *proc = opendir("/proc");
+	unsigned found = 0;
+
+	for (struct dirent *entry; proc && (entry = readdir(proc));) {
+		char path[64], text[4096], status[4096];
+		if (!isdigit((unsigned char)entry->d_name[0]))
+			continue;
+		snprintf(path, sizeof path, "/proc/%.20s/cmdline", entry->d_name);
+		size_t n = read_file(path, text, sizeof text);
+		for (size_t i = 0; i < n; i++)
+			if (!text[i])
+				text[i] = ' ';
+		char *at = strstr(text, " _node node");
+		if (!at || !strstr(at, id))
+			continue;
+		snprintf(path, sizeof path, "/proc/%.20s/status", entry->d_name);
+		read_file(path, status, sizeof status);
+		char *inner = strstr(status, "\nNSpid:");
+		if (!inner)
+			continue;
+		inner[strcspn(inner + 1, "\n") + 1] = 0;
+		char *last = strrchr(inner, '\t');
+		int node = at[11] - '1';
+		if (!last || strcmp(last, "\t1") || node < 0 || node >= NODES)
+			continue;
+		node_pid[node] = (pid_t)atoi(entry->d_name);
+		snprintf(path, sizeof path, "/proc/%.20s/ns/net", entry->d_name);
+		node_net[node] = open(path, O_RDONLY | O_CLOEXEC);
+		found += node_net[node] >= 0;
+	}
+	if (proc)
+		closedir(proc);
+	return found == NODES;
+}
+
+/* Runs `ip` in the network namespace of a node. */
+static bool ip(int node, const char *const *words)
+{
+	pid_t child = fork();
+	int status = -1;
+
+	if (child == 0) {
+		int null = open("/dev/null", O_WRONLY);
+		dup2(null, 2);
+		if (setns(node_net[node], CLONE_NEWNET))
+			_exit(126);
+		execvp("ip", (char *const *)words);
+		_exit(127);
+	}
+	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* Packets between two nodes go to an address that nobody has, in both directions, and are lost without a word. */
+static bool cut(int a, int b)
+{
+	for (int i = 0; i < 2; i++) {
+		char address[80];
+		snprintf(address, sizeof address, "%s.%d", net, (i ? a : b) + 1);
+		const char *words[] = {"ip", "neigh", "replace", address, "lladdr", "02:00:00:00:ff:ff", "nud", "permanent", "dev", "eth0", NULL};
+		if (!ip(i ? b : a, words))
+			return bad("can't cut node%d off node%d", b + 1, a + 1);
+		char *colon = strrchr(net, '.');
+		snprintf(address, sizeof address, "fd77::%s:%d", colon + 1, (i ? a : b) + 1);
+		words[3] = address;
+		ip(i ? b : a, words); /* where there is IPv6 */
+	}
+	return true;
+}
+
+static void heal(void)
+{
+	const char *words[] = {"ip", "neigh", "flush", "nud", "permanent", "dev", "eth0", NULL};
+
+	for (int node = 0; node < NODES; node++)
+		ip(node, words);
+}
+
+/* ---- sockets of ranks ---------------------------------------------------------------------------------------------- */
+
+struct connection {
+	struct sockaddr_storage mine, theirs;
+	int fd; /* our own descriptor of the rank's socket */
+};
+
+/* The rank's TCP connections that no epoll watches: the control plane's are in one, data links in none. */
+static int data_connections(const struct rank *rank, struct connection *found, int room)
+{
+	char path[64], text[16384];
+	bool watched[1024] = {false};
+	int count = 0;
+
+	for (int fd = 0; fd < 1024; fd++) {
+		snprintf(path, sizeof path, "/proc/%d/fdinfo/%d", (int)rank->pid, fd);
+		if (!read_file(path, text, sizeof text))
+			continue;
+		for (char *at = text; (at = strstr(at, "tfd:")); at += 4) {
+			long target = strtol(at + 4, NULL, 10);
+			if (target >= 0 && target < 1024)
+				watched[target] = true;
+		}
+	}
+	int pidfd = (int)syscall(SYS_pidfd_open, rank->pid, 0);
+	for (int fd = 3; pidfd >= 0 && fd < 1024 && count < room; fd++) {
+		socklen_t bytes = sizeof found->mine;
+		if (watched[fd])
+			continue;
+		int own = (int)syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+		if (own < 0)
+			continue;
+		struct connection *c = &found[count];
+		*c = (struct connection){.fd = own};
+		if (getsockname(own, (struct sockaddr *)&c->mine, &bytes) == 0 && c->mine.ss_family == AF_INET) {
+			bytes = sizeof c->theirs;
+			if (getpeername(own, (struct sockaddr *)&c->theirs, &bytes) == 0) {
+				count++;
+				continue;
+			}
+		}
+		close(own);
+	}
+	if (pidfd >= 0)
+		close(pidfd);
+	return count;
+}
+
+static bool same_end(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+	const struct sockaddr_in *x = (const struct sockaddr_in *)a, *y = (const struct sockaddr_in *)b;
+
+	return x->sin_port == y->sin_port && x->sin_addr.s_addr == y->sin_addr.s_addr;
+}
+
+/* Ends, or silences at both ends, all data connections of a drawn pair of ranks that has some. */
+static bool strike_data(bool silently, int *a, int *b)
+{
+	enum { ROOM = 256 };
+	static struct connection mine[ROOM], theirs[ROOM];
+	struct sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+	struct sock_fprog drop = {1, &nothing};
+	int first = (int)draw(RANKS * RANKS), struck = 0;
+
+	for (int i = 0; i < RANKS * RANKS && !struck; i++) {
+		*a = (first + i) % (RANKS * RANKS) / RANKS;
+		*b = (first + i) % RANKS;
+		if (*a >= *b || *a / PER_NODE == *b / PER_NODE)
+			continue;
+		int have = data_connections(&ranks[*a], mine, ROOM), others = data_connections(&ranks[*b], theirs, ROOM);
+		for (int m = 0; m < have; m++)
+			for (int t = 0; t < others; t++) {
+				if (!same_end(&mine[m].mine, &theirs[t].theirs) || !same_end(&mine[m].theirs, &theirs[t].mine))
+					continue;
+				if (!silently)
+					shutdown(mine[m].fd, SHUT_RDWR);
+				else if (setsockopt(mine[m].fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof drop) ||
+					 setsockopt(theirs[t].fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof drop))
+					continue;
+				struck++;
+			}
+		for (int m = 0; m < have; m++)
+			close(mine[m].fd);
+		for (int t = 0; t < others; t++)
+			close(theirs[t].fd);
+	}
+	return struck ? true : bad("no two ranks with a data connection between them");
+}
+
+/* ---- a run --------------------------------------------------------------------------------------------------------- */
+
+static int listen_at(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (strlen(path) >= sizeof address.sun_path) {
+		bad("the path %s is too long for a socket", path);
+		close(fd);
+		return -1;
+	}
+	strcpy(address.sun_path, path);
+	unlink(path);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 64) || chmod(path, 0777)) {
+		bad("can't listen at %s: %s", path, strerror(errno));
+		return -1;
+	}
+	return fd;
+}
+
+static pid_t launch(const char *output)
+{
+	char number[16], per_node[40], nodes[16], timeout[48];
+
+	snprintf(number, sizeof number, "-n%d", RANKS);
+	snprintf(nodes, sizeof nodes, "-N%d", NODES);
+	snprintf(per_node, sizeof per_node, "--ntasks-per-node=%d", PER_NODE);
+	snprintf(timeout, sizeof timeout, "SYNCTRAIN_TIMEOUT_MS=%d", STALL_MS);
+	pid_t child = fork();
+	if (child == 0) {
+		char jobid[32];
+		int log = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0644), null = open("/dev/null", O_RDONLY);
+		dup2(null, 0);
+		dup2(log, 1);
+		dup2(log, 2);
+		snprintf(jobid, sizeof jobid, "--jobid=%s", job);
+		execl(cluster, cluster, "run", "-u", "nobody", directory, "--", "env", timeout, "SYNCTRAIN_ARRIVAL_TIMEOUT_MS=30000", "srun", jobid,
+		      "--mpi=pmix", "--overlap", "--kill-on-bad-exit=0", nodes, number, per_node, "/mnt/tree/build/tests/faults/fault_rank",
+		      "/mnt/c/home/nobody/driver", (char *)NULL);
+		_exit(127);
+	}
+	return child;
+}
+
+/* Takes what ranks say, for up to `ms`. */
+static void listen_to_ranks(int listener, int64_t ms)
+{
+	struct pollfd fds[RANKS + 1];
+	int who[RANKS + 1], count = 0;
+
+	fds[count++] = (struct pollfd){listener, POLLIN, 0};
+	for (int r = 0; r < RANKS; r++)
+		if (ranks[r].fd >= 0) {
+			who[count] = r;
+			fds[count++] = (struct pollfd){ranks[r].fd, POLLIN, 0};
+		}
+	if (poll(fds, (nfds_t)count, (int)ms) <= 0)
+		return;
+	for (int i = 1; i < count; i++) {
+		struct rank *rank = &ranks[who[i]];
+		struct report report;
+		if (!fds[i].revents)
+			continue;
+		ssize_t n = recv(rank->fd, &report, sizeof report, MSG_DONTWAIT);
+		if (n <= 0) {
+			if (n == 0 || errno != EAGAIN) {
+				close(rank->fd);
+				rank->fd = -1;
+			}
+			continue;
+		}
+		rank->operations = report.operations;
+		if (report.kind == REPORT_READY)
+			rank->ready = true;
+		if (report.kind == REPORT_END) {
+			rank->ended = true;
+			rank->end = report;
+		}
+		if (report.kind == REPORT_FREED) {
+			rank->freed = true;
+			rank->freed_ns = report.when_ns;
+		}
+	}
+	if (fds[0].revents) {
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+		struct report report;
+		struct ucred peer;
+		socklen_t bytes = sizeof peer;
+		struct pollfd wait = {fd, POLLIN, 0};
+		if (fd < 0)
+			return;
+		if (poll(&wait, 1, 1000) == 1 && recv(fd, &report, sizeof report, MSG_DONTWAIT) == sizeof report && report.kind == REPORT_HELLO &&
+		    report.rank < RANKS && !ranks[report.rank].hello && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0) {
+			ranks[report.rank].fd = fd;
+			ranks[report.rank].pid = peer.pid;
+			ranks[report.rank].hello = true;
+		} else {
+			close(fd);
+		}
+	}
+}
+
+static bool every(bool (*what)(const struct rank *))
+{
+	for (int r = 0; r < RANKS; r++)
+		if (!what(&ranks[r]))
+			return false;
+	return true;
+}
+static bool says_hello(const struct rank *rank) { return rank->hello; }
+static bool is_ready(const struct rank *rank) { return rank->ready || rank->ended; }
+static bool is_over(const struct rank *rank) { return rank->victim || rank->freed || (rank->hello && rank->fd < 0); }
+
+static bool wait_for(int listener, bool (*what)(const struct rank *), int64_t ms)
+{
+	int64_t until = st_now_ns() + ms * ST_NS_PER_MS;
+
+	while (!every(what)) {
+		if (st_now_ns() >= until)
+			return false;
+		listen_to_ranks(listener, 100);
+	}
+	return true;
+}
+
+static void wait_listening(int listener, int64_t ms)
+{
+	int64_t until = st_now_ns() + ms * ST_NS_PER_MS, left;
+
+	while ((left = (until - st_now_ns()) / ST_NS_PER_MS) > 0)
+		listen_to_ranks(listener, left);
+}
+
+static void order(int rank, char what)
+{
+	if (ranks[rank].fd >= 0 && send(ranks[rank].fd, &what, 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		bad("can't give rank %d an order", rank);
+}
+
+static void signal_node(int node, int number)
+{
+	for (int r = node * PER_NODE; r < (node + 1) * PER_NODE; r++) {
+		kill(ranks[r].pid, number);
+		ranks[r].victim = true;
+	}
+}
+
+/* Does it. *a, *b: who is expected to be named; b only where there are two. Returns when, or 0. */
+static int64_t inject(enum kind kind, int listener, int *a, int *b)
+{
+	int any = (int)draw(RANKS), node = (int)draw(NODES), other = (node + 1 + (int)draw(NODES - 1)) % NODES;
+	int64_t now = st_now_ns();
+
+	*a = any;
+	*b = -1;
+	switch (kind) {
+	case KILL_LEADER:
+		*a = (1 + (int)draw(NODES - 1)) * PER_NODE;
+		break;
+	case KILL_ROOT:
+		*a = 0;
+		break;
+	case STOP_LEADER:
+		*a = node * PER_NODE;
+		break;
+	case KILL: /* one that leads nobody */
+	case STOP:
+		*a = node * PER_NODE + 1;
+		break;
+	default:
+		break;
+	}
+	switch (kind) {
+	case KILL:
+	case KILL_LEADER:
+	case KILL_ROOT:
+		ranks[*a].victim = true;
+		kill(ranks[*a].pid, SIGKILL);
+		break;
+	case STOP:
+	case STOP_LEADER:
+		ranks[*a].victim = true;
+		kill(ranks[*a].pid, SIGSTOP);
+		break;
+	case KILL_NODE:
+	case STOP_NODE:
+		signal_node(node, kind == KILL_NODE ? SIGKILL : SIGSTOP);
+		*a = node * PER_NODE;
+		*b = *a + 1;
+		break;
+	case KILL_TWO:
+		*b = (*a + 1 + (int)draw(RANKS - 1)) % RANKS;
+		ranks[*a].victim = ranks[*b].victim = true;
+		kill(ranks[*a].pid, SIGKILL);
+		sleep_ms((int64_t)draw(3) * 10);
+		kill(ranks[*b].pid, SIGKILL);
+		break;
+	case PAUSE:
+		kill(ranks[*a].pid, SIGSTOP);
+		wait_listening(listener, STALL_MS / 4 + (int64_t)draw(STALL_MS / 4));
+		kill(ranks[*a].pid, SIGCONT);
+		break;
+	case DELAY:
+		for (int i = 0; i < 12; i++) {
+			int slow = (int)draw(RANKS);
+			kill(ranks[slow].pid, SIGSTOP);
+			wait_listening(listener, 10 + (int64_t)draw(150));
+			kill(ranks[slow].pid, SIGCONT);
+			wait_listening(listener, (int64_t)draw(30));
+		}
+		break;
+	case CUT_LINK:
+		if (!cut(node, other))
+			return 0;
+		*a = node * PER_NODE;
+		*b = other * PER_NODE;
+		break;
+	case CUT_NODE:
+		for (int n = 0; n < NODES; n++)
+			if (n != node && !cut(node, n))
+				return 0;
+		*a = node * PER_NODE;
+		break;
+	case CUT_DATA:
+	case BREAK_DATA:
+		if (!strike_data(kind == CUT_DATA, a, b))
+			return 0;
+		break;
+	case ABORT:
+		order(*a, ORDER_ABORT);
+		break;
+	case ABORT_KILL:
+		*b = (*a + 1 + (int)draw(RANKS - 1)) % RANKS;
+		order(*a, ORDER_ABORT);
+		wait_listening(listener, (int64_t)draw(120));
+		ranks[*b].victim = true;
+		kill(ranks[*b].pid, SIGKILL);
+		break;
+	case ABORT_CUT: /* an edge of the tree has been cut for a moment, which nobody has noticed for sure */
+		other = 1 + (int)draw(NODES - 1);
+		if (!cut(0, other))
+			return 0;
+		wait_listening(listener, STALL_MS / 3 + (int64_t)draw(STALL_MS / 8));
+		now = st_now_ns();
+		order(*a, ORDER_ABORT);
+		break;
+	case EXIT:
+		ranks[*a].victim = true;
+		order(*a, ORDER_EXIT);
+		break;
+	case KINDS:
+		break;
+	}
+	return now;
+}
+
+static void name_rank(char *text, size_t bytes, int rank, const char *how)
+{
+	snprintf(text, bytes, "rank %d on node%d%s", rank, rank / PER_NODE + 1, how);
+}
+
+/* Ranks of a link in a verdict; false when it names none. */
+static bool link_ends(const char *text, int *a, int *b)
+{
+	int x, y;
+
+	return sscanf(text, "the link between rank %d on node%d and rank %d on node%d broke", a, &x, b, &y) == 4 && *a / PER_NODE + 1 == x &&
+	       *b / PER_NODE + 1 == y;
+}
+
+static bool one_of(const char *text, const struct fault *fault, enum kind kind, int a, int b)
+{
+	char wanted[128];
+
+	if (fault->outcome == NAMES_LINK) {
+		int x, y;
+		if (!link_ends(text, &x, &y))
+			return false;
+		if (kind == CUT_LINK)
+			return (x / PER_NODE == a / PER_NODE && y / PER_NODE == b / PER_NODE) ||
+			       (x / PER_NODE == b / PER_NODE && y / PER_NODE == a / PER_NODE);
+		return (x == a && y == b) || (x == b && y == a);
+	}
+	name_rank(wanted, sizeof wanted, a, kind == ABORT_KILL ? " failed: the loss is not finite" : fault->how);
+	if (!strncmp(text, wanted, strlen(wanted)))
+		return true;
+	name_rank(wanted, sizeof wanted, b, kind == ABORT_KILL ? " died" : fault->how);
+	return b >= 0 && !strncmp(text, wanted, strlen(wanted));
+}
+
+/* Up to where the culprit and what happened to it are said. */
+static size_t head_of(const char *text)
+{
+	size_t length = strcspn(text, "(:");
+	const char *during = strstr(text, " during ");
+
+	return during && (size_t)(during - text) < length ? (size_t)(during - text) : length;
+}
+
+/* A step whose rank dies before all have left PMIx is ended by Slurm: then nobody has a word to say. */
+static bool ended_by_slurm(const char *output)
+{
+	static char text[65536];
+
+	read_file(output, text, sizeof text);
+	return strstr(text, "Killed") || strstr(text, "STEP") || strstr(text, "mpi/pmix") || strstr(text, "error");
+}
+
+static bool judge(enum kind kind, bool startup, int a, int b, int64_t began, const char *output, double *took)
+{
+	const struct fault *fault = &kinds[kind];
+	const char *first = NULL;
+	bool ok = true;
+
+	*took = 0;
+	for (int r = 0; r < RANKS; r++) {
+		const struct rank *rank = &ranks[r];
+		if (rank->victim)
+			continue;
+		if (!rank->ended) {
+			if (!startup || !ended_by_slurm(output))
+				ok = bad("rank %d ended without a word after %llu rounds", r, (unsigned long long)rank->operations);
+			continue;
+		}
+		const char *text = rank->end.text;
+		if (strstr(text, "WRONG RESULT"))
+			ok = bad("rank %d: %s", r, text);
+		if (fault->outcome == GOES_ON) {
+			if (rank->end.status)
+				ok = bad("rank %d failed: %s", r, text);
+			continue;
+		}
+		double s = (double)(rank->end.when_ns - began) / 1e9;
+		*took = s > *took ? s : *took;
+		if (!rank->end.status) {
+			ok = bad("rank %d ended as if nothing had happened", r);
+			continue;
+		}
+		/* Before the control plane is up, PMIx is all there is. */
+		if (startup && (strstr(text, "PMIx") || ended_by_slurm(output)))
+			continue;
+		if (!one_of(text, fault, kind, a, b))
+			ok = bad("rank %d names the wrong culprit: %s", r, text);
+		if (!first)
+			first = text;
+		else if (head_of(first) != head_of(text) || strncmp(first, text, head_of(first)))
+			ok = bad("ranks disagree: rank %d: %s", r, text);
+		if (kind != ABORT && kind != ABORT_KILL && kind != ABORT_CUT && !strstr(text, " during "))
+			ok = bad("rank %d does not name the operation: %s", r, text);
+		if (s * 1e3 > (double)fault->within_ms && !startup)
+			ok = bad("rank %d knew after %.2f s, expected %.1f s at most: %s", r, s, (double)fault->within_ms / 1e3, text);
+		if (rank->freed && rank->freed_ns - rank->end.when_ns > SLACK_MS * ST_NS_PER_MS)
+			ok = bad("rank %d took %.2f s to free its communicator", r, (double)(rank->freed_ns - rank->end.when_ns) / 1e9);
+	}
+	if (first)
+		printf("      %s\n", first);
+	return ok;
+}
+
+/* Processes, Unix sockets and shared memory of ranks: they are gone within a moment, or not at all. */
+static bool leftovers(void)
+{
+	char what[256] = "";
+
+	for (int try = 0; try < 50; try++) {
+		*what = 0;
+		for (int r = 0; r < RANKS; r++)
+			if (ranks[r].hello && kill(ranks[r].pid, 0) == 0) {
+				char path[64], name[64];
+				snprintf(path, sizeof path, "/proc/%d/comm", (int)ranks[r].pid);
+				read_file(path, name, sizeof name);
+				if (!strncmp(name, "fault_rank", 10))
+					snprintf(what, sizeof what, "the process of rank %d", r);
+			}
+		for (int node = 0; node < NODES; node++) {
+			static char text[1 << 18];
+			char path[64];
+			snprintf(path, sizeof path, "/proc/%d/net/unix", (int)node_pid[node]);
+			read_file(path, text, sizeof text);
+			if (strstr(text, "synctrain."))
+				snprintf(what, sizeof what, "a Unix socket on node%d", node + 1);
+			snprintf(path, sizeof path, "/proc/%d/root/dev/shm", (int)node_pid[node]);
+			DIR *shm = opendir(path);
+			for (struct dirent *entry; shm && (entry = readdir(shm));)
+				if (entry->d_name[0] != '.')
+					snprintf(what, sizeof what, "/dev/shm/%.100s on node%d", entry->d_name, node + 1);
+			if (shm)
+				closedir(shm);
+		}
+		if (!*what)
+			return true;
+		sleep_ms(100);
+	}
+	return bad("left behind: %s", what);
+}
+
+static bool run(enum kind kind, enum moment moment, double *took)
+{
+	char path[PATH_MAX], output[PATH_MAX];
+	int a = -1, b = -1, code = -1;
+	bool ok = true;
+
+	why[0] = 0;
+	*took = 0;
+	memset(ranks, 0, sizeof ranks);
+	for (int r = 0; r < RANKS; r++)
+		ranks[r].fd = -1;
+	snprintf(path, sizeof path, "%s/home/nobody/driver", directory);
+	snprintf(output, sizeof output, "%s/home/nobody/output", directory);
+	int listener = listen_at(path);
+	if (listener < 0)
+		return false;
+	pid_t srun = launch(output);
+	int64_t began = 0;
+	if (!wait_for(listener, moment == STARTUP ? says_hello : is_ready, HANG_MS)) {
+		ok = bad("the job does not start");
+	} else {
+		wait_listening(listener, (int64_t)draw(moment == STARTUP ? 60 : 300));
+		began = inject(kind, listener, &a, &b);
+		ok = began > 0;
+	}
+	if (ok && kinds[kind].outcome == GOES_ON) {
+		wait_listening(listener, STALL_MS / 4);
+		order(0, ORDER_FINISH);
+	}
+	if (ok && !wait_for(listener, is_over, HANG_MS)) {
+		ok = bad("HANG: after %d s there are survivors:", HANG_MS / 1000);
+		for (int r = 0; r < RANKS; r++)
+			if (!is_over(&ranks[r]))
+				bad("  rank %d (pid %d), %s", r, (int)ranks[r].pid, ranks[r].ended ? ranks[r].end.text : "which has said nothing");
+	}
+	heal();
+	/* Who was stopped for good, and who hangs. */
+	for (int r = 0; r < RANKS; r++)
+		if (ranks[r].fd >= 0 && ranks[r].pid > 0 && !ranks[r].freed)
+			kill(ranks[r].pid, SIGKILL);
+	int status = -1;
+	for (int64_t until = st_now_ns() + HANG_MS * ST_NS_PER_MS; waitpid(srun, &status, WNOHANG) == 0;) {
+		if (st_now_ns() > until) {
+			ok = bad("srun does not end");
+			kill(srun, SIGKILL);
+			waitpid(srun, &status, 0);
+			break;
+		}
+		listen_to_ranks(listener, 10);
+	}
+	code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	if (ok) {
+		ok = judge(kind, moment == STARTUP, a, b, began, output, took);
+		if ((code == 0) != (kinds[kind].outcome == GOES_ON))
+			ok = bad("srun exits with %d", code);
+	}
+	ok = leftovers() && ok;
+	for (int r = 0; r < RANKS; r++)
+		if (ranks[r].fd >= 0)
+			close(ranks[r].fd);
+	close(listener);
+	unlink(path);
+	return ok;
+}
+
+/* ---- all runs ------------------------------------------------------------------------------------------------------ */
+
+static int by_value(const void *x, const void *y)
+{
+	double a = *(const double *)x, b = *(const double *)y;
+
+	return (a > b) - (a < b);
+}
+
+int main(int argc, char **argv)
+{
+	static double times[KINDS][4096];
+	static size_t counts[KINDS];
+	char path[PATH_MAX], text[128], id[64] = "";
+	long failed = 0;
+
+	if (argc < 5 || argc > 6) {
+		fprintf(stderr, "usage: campaign DIR JOB COUNT SEED [KIND]\n");
+		return 64;
+	}
+	directory = argv[1];
+	job = argv[2];
+	long count = atol(argv[3]), from = 0;
+	uint64_t seed = strtoull(argv[4], NULL, 0);
+	char *colon = strchr(argv[4], ':'); /* SEED:RUN: this one run */
+	if (colon) {
+		from = atol(colon + 1);
+		count = from + 1;
+	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	signal(SIGPIPE, SIG_IGN);
+	ssize_t n = readlink("/proc/self/exe", tree, sizeof tree - 1);
+	for (int up = 0; n > 0 && up < 4; up++) /* build/tests/faults/campaign */
+		*strrchr(tree, '/') = 0;
+	if (asprintf(&cluster, "%s/etc/quickstart/cluster", tree) < 0)
+		return 1;
+	snprintf(path, sizeof path, "%s/run/init", directory);
+	read_file(path, text, sizeof text);
+	sscanf(text, "%*s %63s", id);
+	snprintf(path, sizeof path, "%s/run/net", directory);
+	read_file(path, net, sizeof net);
+	net[strcspn(net, "\n")] = 0;
+	if (!*id || !*net || !find_nodes(id)) {
+		fprintf(stderr, "campaign: no cluster is up in %s\n", directory);
+		return 1;
+	}
+	for (long i = from; i < count; i++) {
+		drawn = seed * UINT64_C(0x100000001b3) + (uint64_t)i;
+		/* Every kind in turn, so that a short campaign has them all; in the second round at start-up, where that is meant. */
+		enum kind kind = (enum kind)(i % KINDS);
+		enum moment moment = kinds[kind].at_startup && (i / KINDS % 2 == 1) ? STARTUP : RUNNING;
+		double took;
+		if (argc == 6) {
+			for (kind = 0; kind < KINDS && strcmp(argv[5], kinds[kind].name); kind++)
+				;
+			if (kind == KINDS) {
+				fprintf(stderr, "campaign: no kind '%s'\n", argv[5]);
+				return 64;
+			}
+			moment = kinds[kind].at_startup && i % 2 ? STARTUP : RUNNING;
+		}
+		int64_t start = st_now_ns();
+		bool ok = run(kind, moment, &took);
+		printf("%s %ld %s%s: %.2f s, whole run %.1f s\n", ok ? "ok   " : "FAIL ", i, kinds[kind].name, moment == STARTUP ? " at start-up" : "", took,
+		       (double)(st_now_ns() - start) / 1e9);
+		if (!ok) {
+			failed++;
+			printf("%s      repeat with: campaign DIR JOB 1 %llu:%ld%s%s\n", why, (unsigned long long)seed, i, argc == 6 ? " " : "",
+			       argc == 6 ? argv[5] : "");
+		} else if (moment == RUNNING && kinds[kind].outcome != GOES_ON && counts[kind] < 4096) {
+			times[kind][counts[kind]++] = took;
+		}
+	}
+	printf("seconds until the last survivor knew: least, median, most\n");
+	for (int k = 0; k < KINDS; k++) {
+		if (!counts[k])
+			continue;
+		qsort(times[k], counts[k], sizeof *times[k], by_value);
+		printf("  %-20s %5.2f %5.2f %5.2f  (%zu runs)\n", kinds[k].name, times[k][0], times[k][counts[k] / 2], times[k][counts[k] - 1], counts[k]);
+	}
+	printf("%ld runs, %ld failed, seed %llu\n", count - from, failed, (unsigned long long)seed);
+	return failed != 0;
+}
