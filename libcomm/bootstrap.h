@@ -21,6 +21,7 @@ extern "C" {
 #define BOOTSTRAP_NODE_BYTES 64
 #define BOOTSTRAP_JOB_BYTES 96
 #define BOOTSTRAP_ADDRESS_BYTES 128
+#define BOOTSTRAP_JOB_OF_RUN "synctrain-run." /* jobs of `synctrain run` begin so */
 
 struct bootstrap {
 	uint32_t rank, size;

@@ -1,4 +1,5 @@
 /* `synctrain run`: starts ranks on this machine and ends when they have ended. */
+#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -14,6 +15,7 @@
 #include "common/clock.h"
 #include "common/command.h"
 #include "launcher.h"
+#include "recorder.h"
 
 #define MAX_RANKS 4096
 #define DEFAULT_GRACE_S 10
@@ -475,6 +477,25 @@ static enum st_status prepare(struct run *run)
 	return ST_OK;
 }
 
+/* The job ended badly: where its ranks' flight recorders are, if any. */
+static void say_where_recorders_are(void)
+{
+	char directory[3500], job[RECORDER_JOB_NAME_BYTES], text[4096];
+	DIR *list = recorder_directory_name(directory, sizeof directory) ? opendir(directory) : NULL;
+	struct dirent *entry;
+
+	if (!list)
+		return;
+	recorder_job_name(launcher_server_job(), job);
+	while ((entry = readdir(list)))
+		if (!strncmp(entry->d_name, job, strlen(job))) {
+			snprintf(text, sizeof text, "flight recorder: %s; `synctrain report --hang` reads it", directory);
+			say(text);
+			break;
+		}
+	closedir(list);
+}
+
 static void clean_up(struct run *run)
 {
 	if (run->signal_fd >= 0)
@@ -531,6 +552,8 @@ int cmd_run(int argc, char **argv)
 		}
 		watch_ranks(&run);
 		code = run.exit_code;
+		if (code)
+			say_where_recorders_are();
 	} else {
 		code = st_command_failed("run", status);
 	}

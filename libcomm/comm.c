@@ -11,6 +11,7 @@
 #include "bootstrap.h"
 #include "comm_links.h"
 #include "common/clock.h"
+#include "recorder.h"
 #include "transport.h"
 
 /* From here on results are written past the caches, which they would flush, except where they lie in the input's own cache lines. */
@@ -57,7 +58,7 @@ static enum st_status agree(struct comm *comm)
 		uint64_t fusion_bytes;
 	} all = {comm->options.algorithm, comm->options.lanes, comm->options.fusion_bytes};
 	if (comm->size > 1)
-		ST_TRY(control_broadcast(comm->control, &all, sizeof all, comm->options.startup_timeout_ms));
+		ST_TRY(control_group_broadcast(comm->context, &all, sizeof all, comm->options.startup_timeout_ms));
 	if (all.algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", all.algorithm);
 	comm->options.algorithm = (enum comm_algorithm)all.algorithm;
@@ -66,11 +67,36 @@ static enum st_status agree(struct comm *comm)
 	return comm_options_check(&comm->options);
 }
 
+static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	const struct comm *comm = context;
+	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
+	return link && link->ops->mapped;
+}
+
+/* Whether every rank maps every other one's memory: one pair that can't, and none of them may take the algorithm that needs it. */
+static enum st_status all_mapped(const struct comm *comm, bool *mapped)
+{
+	uint8_t mine = 1, *all = malloc(comm->size);
+	if (!all)
+		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+	for (uint32_t peer = 0; peer < comm->size; peer++)
+		mine &= peer == comm->rank || is_mapped(comm, comm->rank, peer);
+	enum st_status status = control_group_all_gather(comm->context, &mine, sizeof mine, all, comm->options.startup_timeout_ms);
+	*mapped = true;
+	for (uint32_t r = 0; r < comm->size && status == ST_OK; r++)
+		*mapped &= all[r] == 1;
+	free(all);
+	return status;
+}
+
 /* The algorithms to choose from, and the links for them. */
 static enum st_status open_links(struct comm *comm)
 {
 	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
 	ST_TRY(find_places(comm));
+	if (comm->size == 1 || comm->size > PLAN_DIRECT_RANKS || comm->layout.nodes > 1 || !(comm->options.transports & COMM_TRANSPORT_SHM))
+		comm->algorithms &= ~(1u << PLAN_DIRECT);
 	const struct comm_links_options links = {
 		.group = comm->context,
 		.engine = comm->engine,
@@ -83,7 +109,13 @@ static enum st_status open_links(struct comm *comm)
 		.timeout_ms = comm->options.startup_timeout_ms,
 	};
 	ST_TRY(comm_links_room(&links));
-	return comm_links_open(&links);
+	ST_TRY(comm_links_open(&links));
+	bool mapped = true;
+	if (comm->algorithms >> PLAN_DIRECT & 1)
+		ST_TRY(all_mapped(comm, &mapped));
+	if (!mapped)
+		comm->algorithms &= ~(1u << PLAN_DIRECT);
+	return ST_OK;
 }
 
 /* More ranks here than cores this process may use: whoever waits must give way at once. */
@@ -117,11 +149,13 @@ enum st_status comm_wire(struct comm *comm)
 	comm->world = control_group_world(comm->context);
 	comm->rank = comm->world->rank;
 	comm->size = comm->world->size;
+	comm_recorder_open(comm);
 	struct engine_options engine = {
 		.rank = job->rank,
 		.host = comm_host(comm, comm->rank),
 		.control = comm->control,
 		.group = comm->context,
+		.recorder = comm->recorder,
 		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
 		.stall_timeout_ms = comm->options.stall_timeout_ms,
 		.crowded = crowded(comm),
@@ -222,11 +256,14 @@ void comm_free(struct comm *comm)
 	if (!comm)
 		return;
 	engine_stop_thread(comm->engine);
+	comm_recorder_judge(comm);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
 	control_group_leave(comm->context);
 	control_close(comm->control);
 	engine_free(comm->engine);
+	comm->engine = NULL;
+	recorder_close(comm->recorder);
 	for (size_t i = 0; i < PLAN_CACHE; i++)
 		engine_unbind(comm->plans[i].bound);
 	while (comm->memory)
@@ -336,13 +373,6 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 	oldest->last_use = comm->uses;
 	*bound = oldest->bound;
 	return ST_OK;
-}
-
-static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
-{
-	const struct comm *comm = context;
-	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
-	return link && link->ops->mapped;
 }
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
@@ -497,6 +527,7 @@ enum st_status comm_progress(struct comm *comm)
 {
 	engine_lock(comm->engine);
 	enum st_status status = engine_progress(comm->engine);
+	recorder_leave(comm->recorder, false);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -507,6 +538,7 @@ enum st_status comm_test(struct comm *comm, struct comm_request **request)
 	enum st_status status = comm_group_check(comm, *request, "comm_test");
 	if (status == ST_OK)
 		status = engine_test(comm->engine, request);
+	recorder_leave(comm->recorder, false);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -515,8 +547,10 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 {
 	engine_lock(comm->engine);
 	enum st_status status = comm_group_check(comm, *request, "comm_wait");
+	recorder_enter(comm->recorder);
 	if (status == ST_OK)
 		status = engine_wait(comm->engine, request);
+	recorder_leave(comm->recorder, true);
 	engine_unlock(comm->engine);
 	return status;
 }
@@ -537,13 +571,19 @@ enum st_status comm_failure(struct comm *comm)
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
 	ST_TRY(comm_failure(comm));
-	return control_group_broadcast(comm->context, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_enter_decision(comm->recorder);
+	enum st_status status = control_group_broadcast(comm->context, data, bytes, comm->options.arrival_timeout_ms);
+	recorder_leave_decision(comm->recorder);
+	return status;
 }
 
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all)
 {
 	ST_TRY(comm_failure(comm));
-	return control_group_all_gather(comm->context, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_enter_decision(comm->recorder);
+	enum st_status status = control_group_all_gather(comm->context, mine, bytes, all, comm->options.arrival_timeout_ms);
+	recorder_leave_decision(comm->recorder);
+	return status;
 }
 
 void comm_counters_read(const struct comm *comm, struct comm_counters *counters)

@@ -37,9 +37,10 @@ enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX };
 enum comm_accumulate { COMM_ACCUMULATE_F32, COMM_ACCUMULATE_WIRE };
 /* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
  * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
- * TORUS is never chosen by AUTO: it suits machines that are wired so. */
+ * TORUS is never chosen by AUTO: it suits machines that are wired so.  DIRECT: ranks read each other's memory; for all collectives of up to 16 ranks
+ * of one node that share memory.  On a job of several nodes, or more ranks, it means the ring. */
 enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHM_TREE, COMM_ALGORITHM_HIERARCHICAL,
-		      COMM_ALGORITHM_TORUS, COMM_ALGORITHMS };
+		      COMM_ALGORITHM_TORUS, COMM_ALGORITHM_DIRECT, COMM_ALGORITHMS };
 enum comm_transport { COMM_TRANSPORT_SHM = 1, COMM_TRANSPORT_TCP = 2 }; /* bits of a mask */
 
 #define COMM_MAX_LANES 4
@@ -100,7 +101,8 @@ uint32_t comm_world_rank(const struct comm *comm, uint32_t rank); /* the rank in
 const char *comm_name(const struct comm *comm);                  /* "world", or "2:1" for color 1 of its second split, "2:1/1:0" and so on */
 const char *comm_job(const struct comm *comm);                   /* "job.step.restart", or "local" */
 
-/* Page-aligned memory that local peers can map: collectives on it save copies. Freed by comm_memory_free or comm_free. */
+/* Page-aligned memory that local peers can map: DIRECT reads it where it is, where others' memory is copied once more.  For this communicator's
+ * collectives.  Freed by comm_memory_free, not before the operations on it are done, or by comm_free. */
 enum st_status comm_memory_alloc(struct comm *comm, size_t bytes, void **memory);
 void comm_memory_free(struct comm *comm, void *memory);
 
@@ -192,7 +194,7 @@ enum st_status comm_group_begin(struct comm *comm, unsigned priority);
 enum st_status comm_group_end(struct comm *comm);
 
 struct comm_counters {
-	uint64_t shm_puts, shm_bytes; /* sent by this rank through shared memory */
+	uint64_t shm_puts, shm_bytes; /* sent or lent by this rank through shared memory */
 	uint64_t tcp_puts, tcp_bytes; /* and through TCP */
 	uint64_t reduced_bytes;       /* operand bytes read by reductions */
 	uint64_t copied_bytes;

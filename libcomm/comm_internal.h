@@ -1,4 +1,4 @@
-/* Inside a communicator: shared by comm.c (joining, collectives), comm_options.c and comm_memory.c. */
+/* Inside a communicator: shared by comm.c (joining, collectives), comm_options.c, comm_memory.c and comm_recorder.c. */
 #ifndef SYNCTRAIN_LIBCOMM_COMM_INTERNAL_H
 #define SYNCTRAIN_LIBCOMM_COMM_INTERNAL_H
 
@@ -6,6 +6,8 @@
 #include "control.h"
 #include "engine.h"
 #include "plan_choose.h"
+
+struct recorder;
 
 #define PLAN_CACHE 64
 #define COMM_MAX_FUSION_BYTES (64 << 20)
@@ -60,6 +62,7 @@ struct comm {
 	struct control_group *context; /* the control plane as this communicator sees it */
 	uint64_t splits;               /* of this communicator so far */
 	struct engine *engine;
+	struct recorder *recorder;
 	const struct topo_world *world;
 	struct comm_options options;
 	uint32_t rank, size;
@@ -107,6 +110,10 @@ enum st_status comm_failure(struct comm *comm);
 
 /* ST_ERR_USAGE for options that no communicator can have. */
 enum st_status comm_options_check(const struct comm_options *options);
+
+/* comm_recorder.c: makes comm->recorder, of ranks that can wait for each other; before it is closed, what it is to say of the communicator's end. */
+void comm_recorder_open(struct comm *comm);
+void comm_recorder_judge(struct comm *comm);
 
 /* What an algorithm's name allows: a mask of 1 << enum plan_algorithm. */
 unsigned comm_algorithms_of(enum comm_algorithm algorithm);

@@ -66,7 +66,13 @@ static enum st_status add_edges(struct edges *edges, const struct plan *plan, ui
 	return ST_OK;
 }
 
-/* The channels of an algorithm's plans depend on the shape's ranks alone, not on how much data there is. */
+static bool any_mapped(const void *context, uint32_t sender, uint32_t receiver)
+{
+	(void)context, (void)sender, (void)receiver;
+	return true;
+}
+
+/* The channels of an algorithm's plans depend on the shape's ranks alone, neither on how much data there is nor on what carries it. */
 static enum st_status find_edges(const struct comm_links_options *options, struct edges *edges)
 {
 	for (int algorithm = 0; algorithm < PLAN_ALGORITHMS; algorithm++)
@@ -79,7 +85,7 @@ static enum st_status find_edges(const struct comm_links_options *options, struc
 			shape.elements = 0;
 			shape.chunk_elements = 1;
 			shape.slots = options->slots;
-			shape.mapped = NULL;
+			shape.mapped = any_mapped;
 			ST_TRY(plan_build((enum plan_algorithm)algorithm, &shape, &plan));
 			enum st_status status = ST_OK;
 			for (uint8_t lane = 0; lane < options->lanes && status == ST_OK; lane++)

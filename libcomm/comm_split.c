@@ -81,7 +81,6 @@ static enum st_status form(const struct comm *parent, const struct choice *choic
 	comm->options = parent->options;
 	comm->chunk_bytes = parent->chunk_bytes;
 	comm->slots = parent->slots;
-	comm->algorithms = parent->algorithms;
 	/* From here on all members know the group, and decisions may carry what they like. */
 	ST_TRY(control_group_meet(comm->context, parent->options.startup_timeout_ms));
 	return comm_wire(comm);

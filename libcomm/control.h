@@ -139,6 +139,7 @@ const struct topo_world *control_group_world(const struct control_group *group);
 uint64_t control_group_context(const struct control_group *group);
 const char *control_group_name(const struct control_group *group);
 const char *control_group_label(const struct control_group *group); /* " in communicator NAME", "" for the root; lives as long as group */
+const uint32_t *control_group_ranks(const struct control_group *group); /* (its size) the members' ranks of the job; NULL: the same */
 uint32_t control_group_job_rank(const struct control_group *group, uint32_t member);
 
 /* What to do while a decision waits: returns whether it wants to be called again soon. Called by the thread that waits, without locks. */

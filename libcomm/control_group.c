@@ -399,6 +399,11 @@ const char *control_group_label(const struct control_group *group)
 	return group->label;
 }
 
+const uint32_t *control_group_ranks(const struct control_group *group)
+{
+	return group->ranks;
+}
+
 uint32_t control_group_job_rank(const struct control_group *group, uint32_t member)
 {
 	return control_group_rank_of(group, member);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "recorder.h"
 
 /* A rank that has waited so long tells its peers where it is. */
 #define ANNOUNCE_NS (100 * ST_NS_PER_MS)
@@ -55,6 +56,7 @@ void engine_free(struct engine *engine)
 		engine->links[i]->ops->close(engine->links[i]);
 	free(engine->links);
 	free(engine->fds);
+	free(engine->memory.regions);
 	free(engine);
 }
 
@@ -74,7 +76,21 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 	engine->links[engine->link_count++] = link;
 	link->index = index;
 	link->lane = (uint8_t)lane;
+	link->memory = &engine->memory;
 	return ST_OK;
+}
+
+enum st_status engine_add_memory(struct engine *engine, const void *address, size_t bytes, int fd)
+{
+	return transport_memory_add(&engine->memory, address, bytes, fd);
+}
+
+void engine_remove_memory(struct engine *engine, const void *address)
+{
+	uint64_t id = transport_memory_remove(&engine->memory, address);
+	for (size_t i = 0; id && i < engine->link_count; i++)
+		if (engine->links[i]->ops->forget)
+			engine->links[i]->ops->forget(engine->links[i], id);
 }
 
 static struct link *find_link(const struct engine *engine, uint32_t peer, uint16_t index, unsigned lane)
@@ -157,6 +173,9 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, unsigned la
 		else if (made->links[i]->ops->mapped != channel->mapped)
 			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " takes %s for another kind of link",
 					 engine->options.rank, made->links[i]->ops->name);
+		else if (made->links[i]->slots < plan->slots)
+			status = st_fail(ST_ERR_INTERNAL, "engine: the plan of rank %" PRIu32 " has %" PRIu32 " slots, its link %u", engine->options.rank,
+					 plan->slots, made->links[i]->slots);
 		bool known = false;
 		for (uint32_t k = 0; k < made->distinct_count; k++)
 			known |= made->distinct[k] == made->links[i];
@@ -223,13 +242,18 @@ static void start(struct lane *lane)
 	/* A reduction in place has just read the lines that it writes. */
 	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
-	lane->counting = lane->announced = lane->second_chance = false;
+	lane->counting = lane->announced = lane->second_chance = lane->recorded = false;
+	lane->started_moves = lane->moves;
+	recorder_start(engine->options.recorder, &request->signature, plan, request->bound->lane);
 	if (request->members) {
 		request->input = request->output = lane->staging;
 		copy_members(lane, request, true);
 	}
-	for (uint32_t i = 0; i < request->bound->distinct_count; i++)
-		request->bound->distinct[i]->ops->enter(request->bound->distinct[i], &request->signature);
+	for (uint32_t i = 0; i < request->bound->distinct_count; i++) {
+		struct link *link = request->bound->distinct[i];
+		link->given_back_before = link->given_back;
+		link->ops->enter(link, &request->signature);
+	}
 	say_what_is_done(engine);
 }
 
@@ -253,6 +277,7 @@ static void finish_first(struct lane *lane, enum st_status status)
 	lane->first = request->next;
 	if (!lane->first)
 		lane->last = NULL;
+	recorder_finish(engine->options.recorder, request->signature.sequence, status == ST_OK);
 	engine_release_plan(request->bound);
 	request->bound = NULL;
 	if (request->members) {
@@ -320,15 +345,32 @@ enum st_status engine_failure(const struct engine *engine)
 	return engine->failed == ST_OK ? ST_OK : st_fail_copy(engine->failed, engine->why);
 }
 
+/* The lane's first request has waited long, or fails where it waits: the flight recorder shall say for whom, and that this rank still looks. */
+static void record_wait(struct lane *lane)
+{
+	struct recorder *recorder = lane->engine->options.recorder;
+	if (lane->recorded)
+		recorder_look(recorder);
+	else
+		recorder_wait(recorder, lane->first->signature.sequence, lane->first->bound->plan, lane->at, lane->moves - lane->started_moves,
+			      lane->still_since);
+	lane->recorded = true;
+}
+
 enum st_status engine_fail_all(struct engine *engine, enum st_status status)
 {
 	if (engine->failed == ST_OK) {
 		snprintf(engine->why, sizeof engine->why, "%s", st_message());
 		engine->failed = ST_ERR_ABORTED;
+		recorder_fail(engine->options.recorder, engine->why);
 	}
-	for (unsigned l = 0; l < engine->options.lanes; l++)
-		while (engine->lanes[l].first)
-			finish_first(&engine->lanes[l], ST_ERR_ABORTED);
+	for (unsigned l = 0; l < engine->options.lanes; l++) {
+		struct lane *lane = &engine->lanes[l];
+		if (lane->first && lane->first->started && lane->blocked)
+			record_wait(lane);
+		while (lane->first)
+			finish_first(lane, ST_ERR_ABORTED);
+	}
 	/* Members of operations that were not submitted yet. */
 	for (struct comm_request *request = engine->made; request; request = request->made)
 		if (request->waits_for_group) {
@@ -483,6 +525,9 @@ static enum st_status check_lane(struct lane *lane)
 	if (!link)
 		return ST_OK;
 	if (!lane->counting || lane->still_moves != lane->moves) {
+		if (lane->recorded)
+			recorder_moved(lane->engine->options.recorder, lane->first->signature.sequence);
+		lane->recorded = false;
 		lane->counting = true;
 		lane->still_moves = lane->moves;
 		lane->still_since = st_now_ns();
@@ -492,8 +537,10 @@ static enum st_status check_lane(struct lane *lane)
 	}
 	if (!lane->still_since)
 		lane->still_since = st_now_ns();
-	bool late_now = st_deadline_expired(&lane->arrival);
-	if (!lane->announced && (late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS)) {
+	bool late_now = st_deadline_expired(&lane->arrival), long_now = late_now || st_now_ns() - lane->still_since > ANNOUNCE_NS;
+	if (lane->recorded || long_now)
+		record_wait(lane);
+	if (!lane->announced && long_now) {
 		lane->announced = true;
 		announce(lane);
 	}
@@ -656,6 +703,7 @@ static void issue(struct engine *engine, struct engine_plan *bound, bool owned, 
 	else
 		lane->first = request;
 	lane->last = request;
+	recorder_issue(engine->options.recorder, &signature, bound->plan, bound->lane);
 	if (lane->first == request)
 		run_all(engine);
 }
@@ -761,7 +809,7 @@ void engine_counters(const struct engine *engine, struct comm_counters *counters
 	for (size_t i = 0; i < engine->link_count; i++) {
 		const struct link *link = engine->links[i];
 		if (link->ops->mapped) {
-			counters->shm_puts += link->puts;
+			counters->shm_puts += link->puts + link->lends;
 			counters->shm_bytes += link->put_bytes;
 		} else {
 			counters->tcp_puts += link->puts;

@@ -21,12 +21,14 @@
 
 struct control;
 struct engine;
+struct recorder;
 
 struct engine_options {
 	uint32_t rank;
 	const char *host;            /* of this rank, for messages; borrowed */
 	struct control *control;     /* NULL in tests: then failures stay on this rank */
 	struct control_group *group; /* the communicator's part of it; the ranks of plans are its members, those of links and messages the job's */
+	struct recorder *recorder;   /* NULL: none; borrowed, must outlive the engine */
 	int64_t arrival_timeout_ms;
 	int64_t stall_timeout_ms;    /* 0: links are trusted to say when they are dead */
 	bool crowded;                /* more ranks than cores on this node: yield at once instead of spinning */
@@ -45,6 +47,10 @@ enum st_status engine_add_link(struct engine *engine, struct link *link, uint16_
 
 /* Lane 0's link to a peer; NULL when there is none. */
 const struct link *engine_link(const struct engine *engine, uint32_t peer, uint16_t index);
+
+/* Memory that links may let local peers map (see transport.h), borrowed until it is removed, while no operation uses it. ST_ERR_NOMEM. */
+enum st_status engine_add_memory(struct engine *engine, const void *address, size_t bytes, int fd);
+void engine_remove_memory(struct engine *engine, const void *address);
 
 /* A plan with its channels bound to this engine's links in one lane; may be run any number of times. */
 struct engine_plan;

@@ -67,6 +67,8 @@ struct lane {
 	struct st_deadline arrival;
 	int64_t checked; /* when the links were last asked for a sign of life */
 	bool announced, second_chance;
+	bool recorded;          /* the flight recorder knows what it waits for */
+	uint64_t started_moves; /* moves when the first request began */
 
 	char *staging;             /* (options.fusion_bytes) where the lane's current operation is packed if it is fused; made when first needed */
 	struct engine_plan *armed; /* whose links are armed, in a sleep */
@@ -76,6 +78,7 @@ struct engine {
 	struct engine_options options; /* lanes: at least 1 */
 	struct link **links;
 	size_t link_count;
+	struct transport_memory memory;    /* that links may lend from */
 	struct comm_request *made, *spare;
 	uint64_t sequence;
 	struct lane lanes[COMM_MAX_LANES]; /* (options.lanes) the last one goes first */

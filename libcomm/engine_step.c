@@ -26,6 +26,8 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 				 (block >= bound->remainder ? 0 : bound->remainder - block < operand->span ? bound->remainder - block : operand->span);
 	piece.wide = plan->wide && plan_operand_partial(operand, lane->vars);
 	piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
+	if (operand->space == PLAN_BORROWED)
+		return piece; /* see borrow() */
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
 		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, lane->vars));
@@ -45,8 +47,25 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 	return piece;
 }
 
-/* What a step's sources make, as long as `to`, into `to` and `keep` (NULL: only there). */
-static void combine(const struct lane *lane, const struct plan_step *step, const struct piece *to, void *keep, bool stream)
+/* Where a borrowed operand can be read: in `into` if it must be stored somewhere, unless that is NULL. */
+static enum st_status borrow(struct lane *lane, const struct plan_operand *operand, struct piece *piece, void *into)
+{
+	const struct engine_plan *bound = lane->first->bound;
+	struct link *link = bound->links[operand->channel];
+	const uint32_t slots = bound->plan->slots;
+	/* The plan counts from its start and modulo its slots, the link for ever: of the lends that may be out, the one with that remainder. */
+	uint64_t oldest = link->given_back - link->given_back_before;
+	uint32_t distance = (uint32_t)((plan_operand_slot(bound->plan, operand, lane->vars) + slots - oldest % slots) % slots);
+	const void *memory;
+	lane->blocked = link;
+	ST_TRY(link->ops->borrowed(link, link->given_back + distance, piece->bytes, into, &memory));
+	lane->blocked = NULL;
+	piece->memory = (char *)(uintptr_t)memory;
+	return ST_OK;
+}
+
+/* What a step's sources make, as long as `to`, into `to` and `keep` (NULL: only there). Fails only where it borrows. */
+static enum st_status combine(struct lane *lane, const struct plan_step *step, const struct piece *to, void *keep, bool stream)
 {
 	const struct plan *plan = lane->first->bound->plan;
 	struct comm_counters *counters = &lane->engine->counters;
@@ -55,22 +74,26 @@ static void combine(const struct lane *lane, const struct plan_step *step, const
 	bool partial = false;
 	size_t read = 0;
 	if (!to->elements)
-		return;
+		return ST_OK;
 	for (unsigned s = 0; s < step->source_count; s++) {
-		struct piece source = place(lane, &plan->operands[step->sources + s]);
+		const struct plan_operand *operand = &plan->operands[step->sources + s];
+		struct piece source = place(lane, operand);
+		if (operand->space == PLAN_BORROWED)
+			ST_TRY(borrow(lane, operand, &source, step->kind == PLAN_COPY ? to->memory : NULL));
 		call.sources[s] = source.memory;
 		call.wide_sources |= (unsigned)source.wide << s;
-		partial |= plan_operand_partial(&plan->operands[step->sources + s], lane->vars);
+		partial |= plan_operand_partial(operand, lane->vars);
 		read += source.bytes;
 	}
 	bool final = !plan_step_partial(plan, step, lane->vars);
 	if (step->source_count > 1 || partial == final) {
-		reduce_run(final ? lane->finish : lane->add, &call);
+		reduce_many(lane->add, final ? lane->finish : lane->add, (enum comm_type)lane->first->signature.type, &call);
 		counters->reduced_bytes += read;
 	} else if (call.sources[0] != to->memory) {
 		reduce_copy(to->memory, keep, call.sources[0], to->bytes, stream);
 		counters->copied_bytes += to->bytes;
 	}
+	return ST_OK;
 }
 
 enum st_status engine_run_step(struct lane *lane, const struct plan_step *step)
@@ -94,15 +117,24 @@ enum st_status engine_run_step(struct lane *lane, const struct plan_step *step)
 		piece.bytes = piece.elements * (piece.wide ? sizeof(float) : request->element_bytes);
 		ST_TRY(link->ops->reserve(link, piece.bytes, &destination));
 		piece.memory = destination;
-		combine(lane, step, &piece, step->keep ? place(lane, &plan->operands[step->destination]).memory : NULL,
-			step->keep && lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
+		ST_TRY(combine(lane, step, &piece, step->keep ? place(lane, &plan->operands[step->destination]).memory : NULL,
+			step->keep && lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT));
 		link->ops->commit(link);
 		return ST_OK;
 	}
 	case PLAN_FLUSH:
-		if (link->puts - link->ops->flushed(link) <= step->count)
+		if (link->puts + link->lends - link->ops->flushed(link) <= step->count)
 			return ST_OK;
-		return ST_PENDING;
+		return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
+	case PLAN_LEND:
+		if (link->lends - link->ops->returned(link) >= plan->slots)
+			return link->broken == ST_OK || link->broken == ST_ERR_ABORTED ? ST_PENDING : transport_status(link);
+		piece = place(lane, &plan->operands[step->sources]);
+		return link->ops->lend(link, piece.memory, piece.bytes, step->copied);
+	case PLAN_RETURN:
+		link->given_back++;
+		link->ops->give_back(link);
+		return ST_OK;
 	case PLAN_WAIT:
 		if (link->ops->received(link) > link->waited) {
 			link->waited++;
@@ -112,8 +144,7 @@ enum st_status engine_run_step(struct lane *lane, const struct plan_step *step)
 	case PLAN_REDUCE:
 	case PLAN_COPY:
 		piece = place(lane, &plan->operands[step->destination]);
-		combine(lane, step, &piece, NULL, lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
-		return ST_OK;
+		return combine(lane, step, &piece, NULL, lane->stream && plan->operands[step->destination].space == PLAN_OUTPUT);
 	default: return ST_OK;
 	}
 }

@@ -74,7 +74,7 @@ enum st_status engine_sleep_begin(struct engine *engine, int wake_fd, nfds_t *co
 				engine->fds[(*count)++] = (struct pollfd){link->ops->fd(link), events, 0};
 		}
 		int patience = st_deadline_poll_ms(&lane->arrival);
-		if (!lane->announced && patience > 100)
+		if (!(lane->announced && lane->recorded) && patience > 100)
 			patience = 100;
 		if (patience < *timeout_ms)
 			*timeout_ms = patience;

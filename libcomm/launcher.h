@@ -51,6 +51,8 @@ void launcher_guard_end(struct launcher_guard *guard);
 
 /* Starts the server with its files in `directory` and registers the ranks. One per process, as PMIx has it. */
 enum st_status launcher_server_start(const struct launcher_layout *layout, const char *directory);
+/* The job's name, "" before that. */
+const char *launcher_server_job(void);
 /* Adds what rank's PMIx client needs to *environment (malloc'ed strings in a malloc'ed, NULL-terminated array). */
 enum st_status launcher_server_environment(uint32_t rank, char ***environment);
 /* Whether a rank asked for the end of the job (PMIx_Abort), and with which status. */

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/digest.h"
+#include "bootstrap.h"
 #include "launcher.h"
 
 #define STOP_TIMEOUT_S 2
@@ -263,6 +264,11 @@ free_texts:
 	return status;
 }
 
+const char *launcher_server_job(void)
+{
+	return job_name;
+}
+
 enum st_status launcher_server_start(const struct launcher_layout *layout, const char *directory)
 {
 	pmix_info_t info[3];
@@ -272,7 +278,7 @@ enum st_status launcher_server_start(const struct launcher_layout *layout, const
 
 	ST_TRY(st_random_bytes(random, sizeof random));
 	st_hex(random, sizeof random, hex);
-	snprintf(job_name, sizeof job_name, "synctrain-run.%ld.%s", (long)getpid(), hex);
+	snprintf(job_name, sizeof job_name, BOOTSTRAP_JOB_OF_RUN "%ld.%s", (long)getpid(), hex);
 	/* An outer launcher's server is not ours.  The hash store keeps what the ranks exchange in memory; the default maps it to
 	 * files, where the job's secret has no business. */
 	unsetenv("PMIX_NAMESPACE");

@@ -125,6 +125,7 @@ struct plan_channel {
 
 struct plan {
 	enum plan_collective collective;
+	uint8_t algorithm;       /* for reports: 1 + the enum plan_algorithm that plan_build was asked for; 0: none */
 	uint32_t rank, size;
 	uint32_t blocks;
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */

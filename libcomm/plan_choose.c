@@ -42,7 +42,9 @@ enum st_status plan_build(enum plan_algorithm algorithm, const struct plan_shape
 {
 	if ((unsigned)algorithm >= PLAN_ALGORITHMS)
 		return st_fail(ST_ERR_USAGE, "no algorithm %d", (int)algorithm);
-	return algorithms[algorithm].build(shape, plan);
+	ST_TRY(algorithms[algorithm].build(shape, plan));
+	(*plan)->algorithm = (uint8_t)(1 + algorithm);
+	return ST_OK;
 }
 
 /* Ranks differ in bit s: a local link while 2^s ranks fit into a node. Remote messages share the node's one wire. */
@@ -149,7 +151,10 @@ static double price_direct(enum plan_collective collective, double bytes, const 
 {
 	const double p = layout->size, others = (p - 1) / p * bytes, round = machine->local.alpha * (1 + (p - 2) / 4);
 	switch (collective) {
-	case PLAN_ALLREDUCE: return 2 * round + others * (machine->local.beta + machine->gamma);
+	case PLAN_ALLREDUCE:
+		if (bytes <= TYPICAL_CHUNK / 8) /* in one round */
+			return round + bytes * (p - 1) * (machine->local.beta + machine->gamma);
+		return 2 * round + others * (machine->local.beta + machine->gamma);
 	case PLAN_REDUCE_SCATTER: return round + others * machine->gamma;
 	case PLAN_ALL_GATHER:
 	case PLAN_BARRIER: return round + others * machine->local.beta;

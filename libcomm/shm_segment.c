@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -66,7 +67,7 @@ enum st_status shm_segment_make(const char *name, size_t bytes, unsigned sharers
 	return ST_OK;
 }
 
-static enum st_status check(int fd, size_t bytes, const char *what)
+static enum st_status check(int fd, size_t bytes, bool writable, const char *what)
 {
 	const int needed = F_SEAL_SHRINK | F_SEAL_GROW;
 	struct statfs system;
@@ -87,6 +88,8 @@ static enum st_status check(int fd, size_t bytes, const char *what)
 		return st_fail_errno("%s: fstat", what);
 	if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != bytes)
 		return st_fail(ST_ERR_PROTOCOL, "%s has %jd bytes, expected %zu", what, (intmax_t)status.st_size, bytes);
+	if (!writable)
+		return ST_OK;
 	int mode = fcntl(fd, F_GETFL);
 	if (mode < 0 || (mode & O_ACCMODE) != O_RDWR)
 		return st_fail(ST_ERR_PROTOCOL, "%s can't be written", what);
@@ -97,7 +100,7 @@ static enum st_status check(int fd, size_t bytes, const char *what)
 
 enum st_status shm_segment_map(int fd, size_t bytes, const char *what, void **memory)
 {
-	ST_TRY(check(fd, bytes, what));
+	ST_TRY(check(fd, bytes, true, what));
 	/* Not populated yet: if there are holes, nothing shall be charged for them. */
 	void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (mapped == MAP_FAILED)
@@ -106,7 +109,8 @@ enum st_status shm_segment_map(int fd, size_t bytes, const char *what, void **me
 	return ST_OK;
 }
 
-enum st_status shm_segment_seal(int fd, void *memory, size_t bytes, const char *what)
+/* Nobody punches holes from now on, and there are none. */
+static enum st_status seal(int fd, size_t bytes, const char *what)
 {
 	struct stat status;
 
@@ -120,6 +124,27 @@ enum st_status shm_segment_seal(int fd, void *memory, size_t bytes, const char *
 		return st_fail_errno("%s: fstat", what);
 	if ((uint64_t)status.st_blocks * 512 < bytes)
 		return st_fail(ST_ERR_PROTOCOL, "%s has holes: %jd of %zu bytes are there", what, (intmax_t)status.st_blocks * 512, bytes);
+	return ST_OK;
+}
+
+enum st_status shm_segment_map_read(int fd, size_t bytes, const char *what, const void **memory)
+{
+	ST_TRY(check(fd, bytes, false, what));
+	void *mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+	if (mapped == MAP_FAILED)
+		return st_fail_errno("%s: mmap of %zu bytes", what, bytes);
+	enum st_status status = seal(fd, bytes, what);
+	if (status != ST_OK) {
+		munmap(mapped, bytes);
+		return status;
+	}
+	*memory = mapped;
+	return ST_OK;
+}
+
+enum st_status shm_segment_seal(int fd, void *memory, size_t bytes, const char *what)
+{
+	ST_TRY(seal(fd, bytes, what));
 	madvise(memory, bytes, MADV_POPULATE_WRITE); /* saves faults later; a kernel before 5.14 can't */
 	return ST_OK;
 }

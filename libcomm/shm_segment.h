@@ -22,6 +22,9 @@ enum st_status shm_segment_make(const char *name, size_t bytes, unsigned sharers
  * be: ST_ERR_PROTOCOL. WHAT: "shared memory of rank 3 on node1". */
 enum st_status shm_segment_map(int fd, size_t bytes, const char *what, void **memory);
 
+/* Maps for reading only what came from a peer, who has mapped it already; checks and seals it. ST_ERR_PROTOCOL. */
+enum st_status shm_segment_map_read(int fd, size_t bytes, const char *what, const void **memory);
+
 /* After all who write have mapped it: no holes from now on, and none before; later mappings can only read.  Then takes all its pages into this process's
  * page table. ST_ERR_PROTOCOL. */
 enum st_status shm_segment_seal(int fd, void *memory, size_t bytes, const char *what);

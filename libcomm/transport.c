@@ -70,7 +70,7 @@ enum st_status transport_mismatch(struct link *link, const struct transport_sign
 	if (theirs)
 		transport_signature_print(theirs, their_text);
 	transport_disagreement(ends, mine_text, their_text, both);
-	if (!theirs || !memcmp(theirs, &link->entered, sizeof *theirs))
+	if (sent != granted && (!theirs || !memcmp(theirs, &link->entered, sizeof *theirs)))
 		snprintf(bytes, sizeof bytes, " (rank %" PRIu32 " sends %" PRIu64 " bytes where %" PRIu64 " are expected)", peer_sends ? ends->peer : ends->rank, sent,
 			 granted);
 	return transport_break(link, ST_ERR_MISMATCH, "ranks disagree%s: %s%s",

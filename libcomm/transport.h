@@ -31,6 +31,31 @@ struct transport_signature {
 #define TRANSPORT_SIGNATURE_TEXT 96
 void transport_signature_print(const struct transport_signature *signature, char text[TRANSPORT_SIGNATURE_TEXT]);
 
+/*
+ * Memory of this process that local peers can map: what a link lends from it need not be copied.  A registry, kept by the engine for its links.
+ */
+struct transport_region {
+	const char *address;
+	size_t bytes;
+	uint64_t id; /* 1, 2, ...: never used again */
+	int fd;      /* of the memfd that it is, whole; borrowed */
+};
+struct transport_memory {
+	struct transport_region *regions; /* by address */
+	size_t count, room;
+	uint64_t last_id;
+};
+
+/* ST_ERR_NOMEM. */
+enum st_status transport_memory_add(struct transport_memory *memory, const void *address, size_t bytes, int fd);
+/* The id that it had; 0: it was not there. */
+uint64_t transport_memory_remove(struct transport_memory *memory, const void *address);
+/* The region that holds all these bytes; NULL: none does. */
+const struct transport_region *transport_memory_find(const struct transport_memory *memory, const void *address, size_t bytes);
+
+/* New memory that can be lent, mapped for reading and writing: bytes is a multiple of the page size; see shm_segment.h for the rest. */
+enum st_status transport_memory_make(const char *name, size_t bytes, unsigned sharers, const char *what, int *fd, void **address);
+
 struct transport_ends {
 	uint32_t rank, peer;
 	const char *host, *peer_host; /* for messages; must outlive the link */
@@ -76,9 +101,23 @@ struct transport_ops {
 	enum st_status (*reserve)(struct link *link, size_t bytes, void **destination);
 	void (*commit)(struct link *link);
 
-	/* Number of puts of the peer that have landed whole; number of own puts whose source may be overwritten. Both only grow. */
+	/* Number of puts and lends of the peer that have landed whole; number of own puts and lends, from the first on, whose source may be
+	 * overwritten. Both only grow. */
 	uint64_t (*received)(struct link *link);
 	uint64_t (*flushed)(struct link *link);
+
+	/*
+	 * Mapped links lend too (see plan.h); NULL on others.  Sender: lend, ST_PENDING while `slots` lends are not returned; returned, how many are.
+	 * Receiver: borrowed, where lend `number` (0, 1, ... of the link, landed and not given back) can be read, of exactly so many bytes: in
+	 * `into` (NULL: not there) if it has to be stored somewhere; give_back, the oldest one.  What is lent stays as it is until then.
+	 */
+	enum st_status (*lend)(struct link *link, const void *source, size_t bytes, bool copied);
+	uint64_t (*returned)(struct link *link);
+	enum st_status (*borrowed)(struct link *link, uint64_t number, size_t bytes, void *into, const void **memory);
+	void (*give_back)(struct link *link);
+
+	/* A region is no longer lent from, and about to be freed. NULL on links that do not lend. */
+	void (*forget)(struct link *link, uint64_t region);
 
 	/*
 	 * Moves bytes. Returns ST_OK, or why this link is dead, again and again: ST_ERR_ABORTED for end of file or reset (the peer is gone;
@@ -109,8 +148,12 @@ struct link {
 	struct transport_ends ends;
 	uint16_t index;            /* channel index, set by the engine */
 	uint8_t lane;              /* likewise */
-	uint64_t puts, put_bytes;  /* sent by this rank */
-	uint64_t waited;           /* the engine's: puts of the peer that its plans have waited for */
+	uint64_t puts, lends;      /* sent by this rank, */
+	uint64_t put_bytes;        /* of both */
+	unsigned slots;            /* that there are */
+	const struct transport_memory *memory; /* set by the engine; NULL: none */
+	uint64_t waited;           /* the engine's: puts and lends of the peer that its plans have waited for, */
+	uint64_t given_back, given_back_before; /* lends that they have returned; by earlier operations */
 	struct transport_signature entered; /* by this rank */
 	enum st_status broken;     /* not ST_OK: why this link is dead; `why` is the message */
 	char why[512];

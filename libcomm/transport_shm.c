@@ -4,10 +4,11 @@
  * Each rank makes one segment per link (shm_segment.h), passed over the link's Unix socket.  It holds the slots for
  * what the peer sends, the grants that this rank gives and the records of the puts that the peer has made:
  *
- *   control lines | grants (lines) | puts (lines) | slots
+ *   control lines | grants (lines) | puts and lends (2 * lines) | slots
  *
- * A line is one cache line, written by one side only, and tells its number itself: line k % lines is grant (or put) k when its
- * `number` is k + 1.  So the reader fetches one line per event, and there is no common counter.
+ * A line is one cache line, written by one side only, and tells its number itself: line k % lines is grant (or put or lend) k when its
+ * `number` is k + 1.  So the reader fetches one line per event, and there is no common counter.  There are never more puts under way than
+ * grants, nor more lends than slots.  What is lent: transport_shm_lend.c.
  *
  * ORDER.  A grant's number is stored with release by the receiver and loaded with acquire by the sender: what the receiver read from the
  * slot before happens before the sender writes it.  A put's number is stored with release by the sender and loaded with acquire
@@ -17,7 +18,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,48 +28,16 @@
 #include "common/clock.h"
 #include "common/io.h"
 #include "shm_segment.h"
-#include "transport.h"
+#include "transport_shm_internal.h"
 
-#define LINE 64
 #define MAGIC UINT64_C(0x32304d4853435953) /* "SYCSHM02" */
 #define MAX_LINES 1024
 /* How many calls of progress() go by between looks at the socket: a system call each. */
 #define SOCKET_EVERY 64
 
-struct line {
-	_Alignas(LINE) _Atomic uint64_t number;
-	_Atomic uint64_t tag, bytes, slot;
-};
-
-struct segment {
-	_Alignas(LINE) _Atomic uint32_t asleep;  /* the owner sleeps; cleared by whoever wakes it */
-	_Alignas(LINE) _Atomic uint64_t version; /* odd while the owner writes `entered` */
-	_Atomic uint64_t entered[3];
-	_Alignas(LINE) struct line lines[];      /* grants, then puts */
-};
-
 struct hello {
 	uint64_t magic, bytes, slots, slot_bytes;
-};
-
-struct grant {
-	uint64_t bytes, tag;
-};
-
-struct shm_link {
-	struct link link;
-	int fd;
-	bool eof, armed;
-	unsigned slots, lines;
-	size_t slot_bytes, stride, segment_bytes;
-	struct segment *own, *theirs; /* own: the peer writes its puts here */
-	struct line *own_grants, *own_puts, *their_grants, *their_puts;
-	char *own_slots, *their_slots;
-	uint64_t tag;                 /* of the operation entered */
-	uint64_t granted, landed;     /* grants given; puts of the peer seen */
-	struct grant *grants;         /* (lines) what was granted: never read back from the segment */
-	uint64_t reserved_bytes;
-	unsigned quiet;               /* calls of progress since the last look at the socket */
+	struct shm_proof proof;
 };
 
 /* Where things lie in a segment. */
@@ -83,15 +51,10 @@ static struct layout layout(unsigned slots, size_t slot_bytes)
 	struct layout made = {.lines = 4};
 	while (made.lines < slots && made.lines < MAX_LINES)
 		made.lines *= 2;
-	made.stride = (slot_bytes + LINE - 1) / LINE * LINE;
-	made.head = (sizeof(struct segment) + 2 * made.lines * sizeof(struct line) + 4095) / 4096 * 4096;
+	made.stride = (slot_bytes + SHM_LINE - 1) / SHM_LINE * SHM_LINE;
+	made.head = (sizeof(struct shm_segment_head) + 3 * made.lines * sizeof(struct shm_line) + 4095) / 4096 * 4096;
 	made.bytes = (made.head + slots * made.stride + 4095) / 4096 * 4096;
 	return made;
-}
-
-static struct shm_link *shm(struct link *link)
-{
-	return (struct shm_link *)link;
 }
 
 /* A tag for a signature: different operations have different tags but for one in 2^64. */
@@ -109,7 +72,7 @@ static uint64_t tag_of(const struct transport_signature *signature)
 
 static void shm_close(struct link *link)
 {
-	struct shm_link *me = shm(link);
+	struct shm_link *me = shm_of(link);
 	if (!me)
 		return;
 	if (me->own)
@@ -118,6 +81,7 @@ static void shm_close(struct link *link)
 		munmap(me->theirs, me->segment_bytes);
 	if (me->fd >= 0)
 		close(me->fd);
+	shm_lend_close(me);
 	free(me->grants);
 	free(me);
 }
@@ -130,7 +94,8 @@ static enum st_status closed(const struct shm_link *me)
 
 static enum st_status send_segment(struct shm_link *me, int segment)
 {
-	struct hello hello = {MAGIC, me->segment_bytes, me->slots, me->slot_bytes};
+	struct hello hello = {.magic = MAGIC, .bytes = me->segment_bytes, .slots = me->slots, .slot_bytes = me->slot_bytes};
+	ST_TRY(shm_proof_make(me, &hello.proof));
 	struct iovec part = {&hello, sizeof hello};
 	union {
 		struct cmsghdr header;
@@ -237,6 +202,7 @@ static enum st_status exchange_segments(struct shm_link *me, int64_t timeout_ms,
 	ST_TRY(st_set_nonblocking(me->fd));
 	ST_TRY(receive(me, &deadline, timeout_ms, &hello, sizeof hello, theirs));
 	ST_TRY(check_hello(me, &hello, *theirs));
+	me->proof = hello.proof;
 	ST_TRY(shm_segment_map(*theirs, me->segment_bytes, other, &memory));
 	me->theirs = memory;
 	ST_TRY(shm_segment_seal(*theirs, memory, me->segment_bytes, other));
@@ -266,21 +232,24 @@ static enum st_status shm_open_link(int fd, const struct transport_ends *ends, u
 		return st_fail(ST_ERR_NOMEM, "shared memory: out of memory");
 	}
 	me->fd = fd;
+	me->message_fd = -1;
 	me->link.ops = &transport_shm;
 	me->link.ends = *ends;
-	me->slots = slots;
+	me->slots = me->link.slots = slots;
 	me->slot_bytes = slot_bytes;
 	const struct layout places = layout(slots, slot_bytes);
 	me->lines = places.lines;
 	me->stride = places.stride;
 	me->segment_bytes = places.bytes;
 	me->grants = calloc(me->lines, sizeof *me->grants);
+	me->copied = calloc(slots, sizeof *me->copied);
+	me->lends = calloc(slots, sizeof *me->lends);
 
 	int mine = -1, theirs = -1;
 	enum st_status status = ST_OK;
 	if (!slots || slots > MAX_LINES || !slot_bytes || slot_bytes > (size_t)1 << 40)
 		status = st_fail(ST_ERR_USAGE, "shared memory: %u slots of %zu bytes", slots, slot_bytes);
-	else if (!me->grants)
+	else if (!me->grants || !me->copied || !me->lends)
 		status = st_fail(ST_ERR_NOMEM, "shared memory: out of memory");
 	if (status == ST_OK)
 		status = exchange_segments(me, timeout_ms, &mine, &theirs);
@@ -293,26 +262,28 @@ static enum st_status shm_open_link(int fd, const struct transport_ends *ends, u
 		return status;
 	}
 	me->own_grants = me->own->lines;
-	me->own_puts = me->own->lines + me->lines;
+	me->own_events = me->own->lines + me->lines;
 	me->their_grants = me->theirs->lines;
-	me->their_puts = me->theirs->lines + me->lines;
+	me->their_events = me->theirs->lines + me->lines;
 	me->own_slots = (char *)me->own + places.head;
 	me->their_slots = (char *)me->theirs + places.head;
+	shm_proof_try(me);
 	*link = &me->link;
 	return ST_OK;
 }
 
 static void *shm_slot(struct link *link, unsigned slot)
 {
-	return shm(link)->own_slots + slot * shm(link)->stride;
+	return shm_of(link)->own_slots + slot * shm_of(link)->stride;
 }
 
 static void shm_enter(struct link *link, const struct transport_signature *signature)
 {
-	struct shm_link *me = shm(link);
+	struct shm_link *me = shm_of(link);
 	uint64_t words[3];
 	link->entered = *signature;
 	me->tag = tag_of(signature);
+	me->compared = 0;
 	memcpy(words, signature, sizeof words);
 	/* Readers take the words only if the version is even and the same before and after. */
 	uint64_t version = atomic_load_explicit(&me->own->version, memory_order_relaxed) | 1;
@@ -329,7 +300,7 @@ static void shm_announce(struct link *link)
 
 static bool shm_heard(struct link *link, struct transport_signature *signature)
 {
-	struct shm_link *me = shm(link);
+	struct shm_link *me = shm_of(link);
 	uint64_t words[3];
 	uint64_t version = atomic_load_explicit(&me->theirs->version, memory_order_acquire); /* releases: shm_enter's */
 	if (!version || version & 1)
@@ -342,8 +313,7 @@ static bool shm_heard(struct link *link, struct transport_signature *signature)
 	return true;
 }
 
-/* One byte on the socket, only when the peer sleeps. */
-static void wake(struct shm_link *me)
+void shm_wake(struct shm_link *me)
 {
 	uint32_t yes = 1;
 	if (atomic_load_explicit(&me->theirs->asleep, memory_order_seq_cst) &&
@@ -358,24 +328,24 @@ static void wake(struct shm_link *me)
 
 static enum st_status shm_ready(struct link *link, void *destination, size_t bytes)
 {
-	struct shm_link *me = shm(link);
-	if (me->granted - me->landed >= me->lines)
+	struct shm_link *me = shm_of(link);
+	if (me->granted - me->landed_puts >= me->lines)
 		return ST_PENDING;
 	size_t offset = (size_t)((char *)destination - me->own_slots);
 	if ((char *)destination < me->own_slots || offset % me->stride || offset / me->stride >= me->slots || bytes > me->slot_bytes)
 		return st_fail(ST_ERR_INTERNAL, "shared memory: a grant that is no slot");
 	unsigned at = (unsigned)(me->granted & (me->lines - 1));
-	me->grants[at] = (struct grant){bytes, me->tag};
-	struct line *line = &me->own_grants[at];
+	me->grants[at] = (struct shm_grant){bytes, me->tag};
+	struct shm_line *line = &me->own_grants[at];
 	atomic_store_explicit(&line->tag, me->tag, memory_order_relaxed);
 	atomic_store_explicit(&line->bytes, bytes, memory_order_relaxed);
-	atomic_store_explicit(&line->slot, offset / me->stride, memory_order_relaxed);
+	atomic_store_explicit(&line->what, offset / me->stride, memory_order_relaxed);
 	atomic_store_explicit(&line->number, ++me->granted, memory_order_seq_cst);
-	wake(me);
+	shm_wake(me);
 	return ST_OK;
 }
 
-static enum st_status mismatch(struct shm_link *me, bool peer_sends, uint64_t sent, uint64_t granted)
+enum st_status shm_mismatch(struct shm_link *me, bool peer_sends, uint64_t sent, uint64_t granted)
 {
 	struct transport_signature theirs;
 	bool known = shm_heard(&me->link, &theirs);
@@ -384,8 +354,8 @@ static enum st_status mismatch(struct shm_link *me, bool peer_sends, uint64_t se
 
 static enum st_status shm_reserve(struct link *link, size_t bytes, void **destination)
 {
-	struct shm_link *me = shm(link);
-	struct line *line = &me->their_grants[link->puts & (me->lines - 1)];
+	struct shm_link *me = shm_of(link);
+	struct shm_line *line = &me->their_grants[link->puts & (me->lines - 1)];
 	uint64_t number = atomic_load_explicit(&line->number, memory_order_acquire); /* releases: shm_ready's */
 	if (number != link->puts + 1) {
 		if (number > link->puts + 1)
@@ -395,9 +365,9 @@ static enum st_status shm_reserve(struct link *link, size_t bytes, void **destin
 	}
 	uint64_t tag = atomic_load_explicit(&line->tag, memory_order_relaxed);
 	uint64_t granted = atomic_load_explicit(&line->bytes, memory_order_relaxed);
-	uint64_t slot = atomic_load_explicit(&line->slot, memory_order_relaxed);
+	uint64_t slot = atomic_load_explicit(&line->what, memory_order_relaxed);
 	if (tag != me->tag || granted != bytes)
-		return mismatch(me, false, bytes, granted);
+		return shm_mismatch(me, false, bytes, granted);
 	if (slot >= me->slots || bytes > me->slot_bytes)
 		return transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: grants slot %" PRIu64 " of %u", link->ends.peer,
 				       link->ends.peer_host, slot, me->slots);
@@ -408,13 +378,16 @@ static enum st_status shm_reserve(struct link *link, size_t bytes, void **destin
 
 static void shm_commit(struct link *link)
 {
-	struct shm_link *me = shm(link);
-	struct line *line = &me->their_puts[link->puts & (me->lines - 1)];
+	struct shm_link *me = shm_of(link);
+	uint64_t event = link->puts + link->lends;
+	struct shm_line *line = &me->their_events[event & (2 * me->lines - 1)];
 	atomic_store_explicit(&line->tag, me->tag, memory_order_relaxed);
 	atomic_store_explicit(&line->bytes, me->reserved_bytes, memory_order_relaxed);
-	atomic_store_explicit(&line->number, ++link->puts, memory_order_seq_cst);
+	atomic_store_explicit(&line->what, SHM_PUT, memory_order_relaxed);
+	atomic_store_explicit(&line->number, event + 1, memory_order_seq_cst);
+	link->puts++;
 	link->put_bytes += me->reserved_bytes;
-	wake(me);
+	shm_wake(me);
 }
 
 static enum st_status shm_put(struct link *link, const void *source, size_t bytes)
@@ -427,60 +400,104 @@ static enum st_status shm_put(struct link *link, const void *source, size_t byte
 	return ST_OK;
 }
 
+/* The next line of the peer's that is not taken yet; NULL: it is not written. */
+static struct shm_line *next_line(struct shm_link *me)
+{
+	struct link *link = &me->link;
+	struct shm_line *line = &me->own_events[me->landed & (2 * me->lines - 1)];
+	uint64_t number = atomic_load_explicit(&line->number, memory_order_acquire); /* releases: shm_commit's, announce's */
+	if (number == me->landed + 1)
+		return line;
+	if (number > me->landed + 1)
+		transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: put %" PRIu64 " where %" PRIu64 " was expected", link->ends.peer,
+				link->ends.peer_host, number, me->landed + 1);
+	return NULL;
+}
+
+static void put_landed(struct shm_link *me, const struct shm_line *line)
+{
+	const uint64_t tag = atomic_load_explicit(&line->tag, memory_order_relaxed), bytes = atomic_load_explicit(&line->bytes, memory_order_relaxed);
+	const struct shm_grant *grant = &me->grants[me->landed_puts & (me->lines - 1)];
+	if (me->landed_puts == me->granted)
+		transport_break(&me->link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: a put of %" PRIu64 " bytes that was not granted", me->link.ends.peer,
+				me->link.ends.peer_host, bytes);
+	else if (tag != grant->tag || bytes != grant->bytes)
+		shm_mismatch(me, true, bytes, grant->bytes);
+	else
+		me->landed_puts++;
+}
+
+void shm_take_events(struct shm_link *me)
+{
+	struct link *link = &me->link;
+	struct shm_line *line;
+	while (link->broken == ST_OK && (line = next_line(me))) {
+		uint64_t what = atomic_load_explicit(&line->what, memory_order_relaxed);
+		if (what == SHM_PUT)
+			put_landed(me, line);
+		else if (what >= SHM_KINDS || me->landed_lends - me->given_back >= me->slots)
+			transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s lends more than %u times, or in way %" PRIu64, link->ends.peer,
+					link->ends.peer_host, me->slots, what);
+		else if (atomic_load_explicit(&line->tag, memory_order_relaxed) != me->tag)
+			return; /* of an operation to come, unless this one waits for it: shm_received */
+		else
+			shm_lend_landed(me, line, what);
+		if (link->broken == ST_OK)
+			me->landed++;
+	}
+}
+
 static uint64_t shm_received(struct link *link)
 {
-	struct shm_link *me = shm(link);
-	while (me->landed < me->granted && link->broken == ST_OK) {
-		unsigned at = (unsigned)(me->landed & (me->lines - 1));
-		struct line *line = &me->own_puts[at];
-		uint64_t number = atomic_load_explicit(&line->number, memory_order_acquire); /* releases: shm_commit's */
-		if (number != me->landed + 1) {
-			if (number > me->landed + 1)
-				transport_break(link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s: put %" PRIu64 " where %" PRIu64 " was expected",
-						link->ends.peer, link->ends.peer_host, number, me->landed + 1);
-			break;
-		}
-		uint64_t tag = atomic_load_explicit(&line->tag, memory_order_relaxed);
+	struct shm_link *me = shm_of(link);
+	struct shm_line *line;
+	shm_take_events(me);
+	/* Left there, and wanted now. */
+	if (me->landed == link->waited && link->broken == ST_OK && (line = next_line(me)) &&
+	    atomic_load_explicit(&line->what, memory_order_relaxed) != SHM_PUT &&
+	    atomic_load_explicit(&line->tag, memory_order_relaxed) != me->tag) {
 		uint64_t bytes = atomic_load_explicit(&line->bytes, memory_order_relaxed);
-		if (tag != me->grants[at].tag || bytes != me->grants[at].bytes) {
-			mismatch(me, true, bytes, me->grants[at].bytes);
-			break;
-		}
-		me->landed++;
+		shm_mismatch(me, true, bytes, bytes);
 	}
 	return me->landed;
 }
 
 static uint64_t shm_flushed(struct link *link)
 {
-	return link->puts;
+	return link->puts + shm_lends_flushed(shm_of(link));
+}
+
+/* Where ranks that disagree take different algorithms, each may wait for what the other one never sends: its signature tells. */
+static void compare_signatures(struct shm_link *me)
+{
+	struct link *link = &me->link;
+	struct transport_signature theirs;
+	uint64_t version = atomic_load_explicit(&me->theirs->version, memory_order_relaxed);
+	if (version == me->compared || !shm_heard(link, &theirs))
+		return;
+	me->compared = version;
+	if (theirs.sequence == link->entered.sequence && memcmp(&theirs, &link->entered, sizeof theirs))
+		transport_mismatch(link, &theirs, true, 0, 0);
 }
 
 static enum st_status shm_progress(struct link *link)
 {
-	struct shm_link *me = shm(link);
+	struct shm_link *me = shm_of(link);
+	if (link->broken == ST_OK)
+		compare_signatures(me);
 	if (link->broken != ST_OK)
 		return transport_status(link);
 	/* A wake-up byte that comes after arm() must stay in the socket until the sleep: whoever sent it has cleared `asleep`. */
 	if (me->armed || me->quiet++ < SOCKET_EVERY)
 		return ST_OK;
 	me->quiet = 0;
-	char bytes[64];
-	ssize_t n = recv(me->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-		int error = errno;
-		/* What the peer put before it went counts. */
-		shm_received(link);
-		me->eof = true;
-		return transport_break(link, ST_ERR_ABORTED, "rank %" PRIu32 " on %s is gone: %s", link->ends.peer, link->ends.peer_host,
-				       n == 0 ? "its end of the link closed" : strerror(error));
-	}
-	return ST_OK;
+	enum st_status status = shm_read_socket(me);
+	return status == ST_PENDING ? ST_OK : status;
 }
 
 static int shm_fd(struct link *link)
 {
-	return shm(link)->eof ? -1 : shm(link)->fd;
+	return shm_of(link)->eof ? -1 : shm_of(link)->fd;
 }
 
 static bool shm_wants_read(struct link *link)
@@ -497,15 +514,15 @@ static bool shm_wants_write(struct link *link)
 
 static void shm_arm(struct link *link)
 {
-	shm(link)->armed = true;
-	atomic_store_explicit(&shm(link)->own->asleep, 1, memory_order_seq_cst);
+	shm_of(link)->armed = true;
+	atomic_store_explicit(&shm_of(link)->own->asleep, 1, memory_order_seq_cst);
 }
 
 static void shm_disarm(struct link *link)
 {
-	shm(link)->armed = false;
-	atomic_store_explicit(&shm(link)->own->asleep, 0, memory_order_relaxed);
-	shm(link)->quiet = SOCKET_EVERY; /* the next progress takes the wake-up bytes away, or sees the end */
+	shm_of(link)->armed = false;
+	atomic_store_explicit(&shm_of(link)->own->asleep, 0, memory_order_relaxed);
+	shm_of(link)->quiet = SOCKET_EVERY; /* the next progress takes the wake-up bytes away, or sees the end */
 }
 
 const struct transport_ops transport_shm = {
@@ -513,6 +530,8 @@ const struct transport_ops transport_shm = {
 	.open = shm_open_link, .close = shm_close, .slot = shm_slot,
 	.enter = shm_enter, .announce = shm_announce, .heard = shm_heard,
 	.ready = shm_ready, .put = shm_put, .reserve = shm_reserve, .commit = shm_commit,
-	.received = shm_received, .flushed = shm_flushed, .progress = shm_progress,
+	.received = shm_received, .flushed = shm_flushed,
+	.lend = shm_lend, .returned = shm_returned, .borrowed = shm_borrowed, .give_back = shm_give_back, .forget = shm_forget,
+	.progress = shm_progress,
 	.fd = shm_fd, .wants_read = shm_wants_read, .wants_write = shm_wants_write, .arm = shm_arm, .disarm = shm_disarm,
 };

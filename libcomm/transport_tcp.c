@@ -117,7 +117,7 @@ static enum st_status tcp_open_link(int fd, const struct transport_ends *ends, u
 	me->fd = fd;
 	me->link.ops = &transport_tcp;
 	me->link.ends = *ends;
-	me->slots = slots;
+	me->slots = me->link.slots = slots;
 	me->stride = (slot_bytes + 4095) / 4096 * 4096;
 	me->slot_memory = slots && me->stride ? aligned_alloc(4096, slots * me->stride) : NULL;
 	int yes = 1;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 const struct opt_entry opt_table[OPT_COUNT] = {
-	[OPT_ALGORITHM] = {"algorithm", "synctrain-algorithm", "NAME", "all-reduce algorithm: auto (default), ring, tree, halving, hierarchical or torus", "auto"},
+	[OPT_ALGORITHM] = {"algorithm", "synctrain-algorithm", "NAME", "all-reduce algorithm: auto (default), ring, tree, halving, hierarchical, torus or direct", "auto"},
 	[OPT_TRANSPORT] = {"transport", "synctrain-transport", "LIST",
 			   "what may carry data: auto (default), or shm, tcp joined by +", "auto"},
 	[OPT_REPORT] = {"report", "synctrain-report", "DIR",
@@ -21,10 +21,10 @@ struct word {
 };
 
 static const struct word algorithms[] = {{"auto", true}, {"ring", true}, {"tree", true}, {"halving", true}, {"hierarchical", true},
-					 {"torus", true}, {"nccl", false}, {NULL, false}};
+					 {"torus", true}, {"direct", true}, {"nccl", false}, {NULL, false}};
 static const struct word transports[] = {{"shm", true}, {"tcp", true}, {"verbs", false}, {NULL, false}};
 
-static const char algorithm_expected[] = "auto, ring, tree, halving, hierarchical, torus";
+static const char algorithm_expected[] = "auto, ring, tree, halving, hierarchical, torus, direct";
 static const char transport_expected[] = "auto, or shm, tcp joined by +";
 static const char report_expected[] = "a directory of at most 1000 printable bytes with only %j %A %a %x %u %% in it";
 #define REPORT_BYTES 1000

@@ -46,7 +46,7 @@
 
 /* ---- what is done, and what is expected ---------------------------------------------------------------------------- */
 
-enum kind { KILL, KILL_LEADER, KILL_ROOT, KILL_NODE, KILL_TWO, STOP, STOP_LEADER, STOP_NODE, PAUSE, DELAY, CUT_LINK, CUT_DATA, BREAK_DATA, CUT_NODE,
+enum kind { KILL, KILL_LEADER, KILL_ROOT, KILL_NODE, KILL_TWO, STOP, STOP_LEADER, STOP_NODE, PAUSE, DELAY, SUSPEND, CUT_LINK, CUT_DATA, BREAK_DATA, CUT_NODE,
 	    ABORT, ABORT_KILL, ABORT_CUT, EXIT, KINDS };
 enum moment { STARTUP, RUNNING };
 enum outcome {
@@ -73,6 +73,7 @@ static const struct fault {
 	[STOP_NODE] = {"stop-node", NAMES_VICTIM, " is unreachable", STALL_MS + SLACK_MS, false},
 	[PAUSE] = {"pause", GOES_ON, "", 0, false},
 	[DELAY] = {"delay", GOES_ON, "", 0, true},
+	[SUSPEND] = {"suspend", GOES_ON, "", 0, false},
 	[CUT_LINK] = {"cut-link", NAMES_LINK, "", TCP_SILENCE_MS + SLACK_MS, false},
 	[CUT_DATA] = {"cut-data", NAMES_LINK, "", TCP_SILENCE_MS + SLACK_MS, false},
 	[BREAK_DATA] = {"break-data", NAMES_LINK, "", SLACK_MS, false},
@@ -523,6 +524,15 @@ static int64_t inject(enum kind kind, int listener, int *a, int *b)
 			wait_listening(listener, 10 + (int64_t)draw(150));
 			kill(ranks[slow].pid, SIGCONT);
 			wait_listening(listener, (int64_t)draw(30));
+		}
+		break;
+	case SUSPEND: /* as scontrol does it: every node by itself, and not all in the same moment */
+		for (int i = 0; i < 2 * NODES; i++) {
+			if (i == NODES)
+				wait_listening(listener, STALL_MS * 3 / 2 + (int64_t)draw(STALL_MS));
+			for (int r = i % NODES * PER_NODE; r < (i % NODES + 1) * PER_NODE; r++)
+				kill(ranks[r].pid, i < NODES ? SIGSTOP : SIGCONT);
+			wait_listening(listener, (int64_t)draw(STALL_MS / 16));
 		}
 		break;
 	case CUT_LINK:

@@ -2,6 +2,7 @@
  * A rank of the fault campaign: collectives in a loop, every result checked, until rank 0 is told to finish or something fails.
  *
  *   fault_rank SOCKET     SOCKET: the driver's, a path that is the same on all nodes
+ *   fault_rank SECONDS    without a driver, for so long by the clock of rank 0 (running time); says what it would tell a driver
  *
  * Exit: 0 orderly end, 1 the job failed and the driver has its text, 2 a wrong result, 3 no driver.
  */
@@ -21,7 +22,7 @@
 
 #define MOST 6000
 
-static int driver;
+static int driver = -1;
 static _Atomic bool finishing; /* relaxed: seen in some later round */
 
 static void tell(uint32_t kind, const struct comm *comm, uint64_t operations, enum st_status status, const char *text)
@@ -33,7 +34,9 @@ static void tell(uint32_t kind, const struct comm *comm, uint64_t operations, en
 	if (comm)
 		snprintf(report.node, sizeof report.node, "%s", comm_host(comm, comm_rank(comm)));
 	snprintf(report.text, sizeof report.text, "%s", text);
-	if (send(driver, &report, sizeof report, MSG_NOSIGNAL) < 0)
+	if (driver < 0 && (kind == REPORT_READY || kind == REPORT_END))
+		printf("%s rank %u, %llu rounds: %s\n", kind == REPORT_READY ? "ready" : "ended", report.rank, (unsigned long long)operations, text);
+	else if (driver >= 0 && send(driver, &report, sizeof report, MSG_NOSIGNAL) < 0)
 		exit(3);
 }
 
@@ -121,9 +124,12 @@ int main(int argc, char **argv)
 
 	if (argc != 2 || strlen(argv[1]) >= sizeof address.sun_path)
 		return 3;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	struct st_deadline end = st_deadline_in_ms(*argv[1] == '/' ? -1 : 1000 * atol(argv[1]));
 	strcpy(address.sun_path, argv[1]);
-	driver = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (driver < 0 || connect(driver, (struct sockaddr *)&address, sizeof address)) {
+	if (*argv[1] == '/')
+		driver = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (*argv[1] == '/' && connect(driver, (struct sockaddr *)&address, sizeof address)) {
 		fprintf(stderr, "fault_rank: no driver at %s: %s\n", argv[1], strerror(errno));
 		return 3;
 	}
@@ -138,17 +144,17 @@ int main(int argc, char **argv)
 	bool joined = status == ST_OK;
 	if (joined) {
 		tell(REPORT_READY, comm, 0, ST_OK, "");
-		if (pthread_create(&orders, NULL, take_orders, comm))
+		if (driver >= 0 && pthread_create(&orders, NULL, take_orders, comm))
 			return 3;
 	}
 	while (status == ST_OK && !stop) {
-		stop = comm_rank(comm) == 0 && atomic_load_explicit(&finishing, memory_order_relaxed);
+		stop = comm_rank(comm) == 0 && (atomic_load_explicit(&finishing, memory_order_relaxed) || st_deadline_expired(&end));
 		status = run_round(comm, ++round, in, out, &stop);
 	}
 	snprintf(message, sizeof message, "%s", status == ST_OK ? "" : st_message());
 	tell(REPORT_END, comm, round, status, message);
 	/* The thread that takes orders must not use what is freed. */
-	if (joined) {
+	if (joined && driver >= 0) {
 		shutdown(driver, SHUT_RD);
 		pthread_join(orders, NULL);
 	}

@@ -66,11 +66,11 @@ for command in "sbatch --wrap true" "srun true" "salloc true"; do
 done
 in_home pigeon.sh <<< $'#!/bin/bash\n#SBATCH --synctrain-transport=carrier-pigeon\ntrue'
 refused "#SBATCH refuses it too" "$pigeon" sbatch pigeon.sh
-refused "a value of later versions" "synctrain: --synctrain-algorithm: seen 'nccl', not in this version (have auto, ring, tree, halving, hierarchical, torus)" \
+refused "a value of later versions" "synctrain: --synctrain-algorithm: seen 'nccl', not in this version (have auto, ring, tree, halving, hierarchical, torus, direct)" \
 	sbatch --synctrain-algorithm=nccl --wrap true
 refused "another one" "synctrain: --synctrain-transport: seen 'tcp+verbs', not in this version (have auto, or shm, tcp joined by +)" \
 	sbatch --synctrain-transport=tcp+verbs --wrap true
-refused "a control character" "synctrain: --synctrain-algorithm: seen 'ri?ng', expected auto, ring, tree, halving, hierarchical, torus" sbatch --synctrain-algorithm=$'ri\eng' --wrap true
+refused "a control character" "synctrain: --synctrain-algorithm: seen 'ri?ng', expected auto, ring, tree, halving, hierarchical, torus, direct" sbatch --synctrain-algorithm=$'ri\eng' --wrap true
 refused "a report pattern" "synctrain: --synctrain-report: seen 'r-%n', expected a directory of at most 1000 printable bytes with only %j %A %a %x %u %% in it" sbatch --synctrain-report=r-%n --wrap true
 
 echo "--- profiles, as they are refused"
@@ -231,7 +231,7 @@ expect "raw options outside a job" "- - " "$(as_user_home env "$raw=carrier-pige
 expect "settings outside a job" "- - " "$(as_user_home env SLURM_SPANK_SYNCTRAIN=v1:algorithm=auto:transport=tcp:report=:directory=/ srun ./show SYNCTRAIN SLURM_SPANK_SYNCTRAIN)"
 expect "for sbatch" "- " "$(as_user_home env "$raw=carrier-pigeon" SLURM_SPANK_SYNCTRAIN=v1 sbatch --wait -Q -o forged.out --wrap './show SLURM_SPANK_SYNCTRAIN' && cat "$STATE/home/$ACCOUNT/forged.out")"
 forged "a carrier of another version" "- - srun: error: synctrain: SLURM_SPANK_SYNCTRAIN: seen v9:x, expected what this version of the plugin writes: ignored" SLURM_SPANK_SYNCTRAIN=v9:x
-forged "a carrier with a value that is none" "- - srun: error: synctrain: SLURM_SPANK_SYNCTRAIN: seen nccl, not in this version (have auto, ring, tree, halving, hierarchical, torus): ignored" \
+forged "a carrier with a value that is none" "- - srun: error: synctrain: SLURM_SPANK_SYNCTRAIN: seen nccl, not in this version (have auto, ring, tree, halving, hierarchical, torus, direct): ignored" \
 	SLURM_SPANK_SYNCTRAIN=v1:algorithm=nccl:transport=tcp:report=:directory=/
 expect_match "a carrier of 100,000 bytes" 'expected what this version of the plugin writes: ignored'$'\n''- - ' \
 	"$(as_user_home salloc -Q env SLURM_SPANK_SYNCTRAIN="v1:$(printf '%0100000d' 0)" srun ./show SYNCTRAIN RANK 2>&1)"

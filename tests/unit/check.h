@@ -46,6 +46,12 @@ static atomic_int check_count __attribute__((unused));
 		CHECK(strstr(st_message(), (text)), "message '%s' lacks '%s'", st_message(), (text));                          \
 	} while (0)
 
+/* A test that is run by hand leaves no flight recorders in /tmp; tests/run says where they go. */
+__attribute__((constructor)) static void check_recorders_off(void)
+{
+	setenv("SYNCTRAIN_RECORDER", "off", 0);
+}
+
 static inline int check_result(void)
 {
 	printf("%d checks, %d failed\n", atomic_load(&check_count), atomic_load(&check_failures));

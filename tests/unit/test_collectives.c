@@ -317,24 +317,29 @@ static void bits(struct job *job, uint32_t rank, struct comm *comm)
 	results[rank] = buffer;
 }
 
-static void same_bits(void)
+static void same_bits_of(enum comm_algorithm algorithm, size_t one_chunk, size_t other_chunk, unsigned other_transport)
 {
 	float *a[MAX_RANKS], *b[MAX_RANKS];
-	struct job job = {.context = a};
-	run_job(&job, 5, NULL, COMM_TRANSPORT_SHM, bits);
-	struct job other = {.context = b};
-	REQUIRE(comm_options_init(&other.options) == ST_OK);
-	other.options.chunk_bytes = 512;
-	run_job(&other, 5, NULL, COMM_TRANSPORT_TCP, bits);
-	for (int r = 0; r < 5; r++) {
+	struct job one = {.context = a}, other = {.context = b};
+	REQUIRE(comm_options_init(&one.options) == ST_OK && comm_options_init(&other.options) == ST_OK);
+	one.options.algorithm = other.options.algorithm = algorithm;
+	one.options.chunk_bytes = one_chunk;
+	other.options.chunk_bytes = other_chunk;
+	run_job(&one, 5, NULL, COMM_TRANSPORT_SHM, bits);
+	run_job(&other, 5, NULL, other_transport, bits);
+	for (int r = 0; r < 5; r++)
 		REQUIRE(!memcmp(a[r], a[0], 10007 * sizeof(float)) && !memcmp(b[r], a[0], 10007 * sizeof(float)));
-		if (r) {
-			free(a[r]);
-			free(b[r]);
-		}
+	for (int r = 0; r < 5; r++) {
+		free(a[r]);
+		free(b[r]);
 	}
-	free(a[0]);
-	free(b[0]);
+}
+
+static void same_bits(void)
+{
+	same_bits_of(COMM_ALGORITHM_RING, 131072, 512, COMM_TRANSPORT_TCP);
+	/* In one round and in two. */
+	same_bits_of(COMM_ALGORITHM_DIRECT, 1 << 20, 512, COMM_TRANSPORT_SHM);
 }
 
 static void keep_text(struct job *job, uint32_t rank, enum st_status status)

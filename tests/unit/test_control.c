@@ -570,6 +570,119 @@ static void test_abort_and_suspect(void)
 	end(world);
 }
 
+/* Nobody between them needs the leaver: they only pass its goodbye on, and far away it is told from a death. */
+static void need_the_leaver(struct rank *rank)
+{
+	uint32_t victim = rank->world->victim;
+
+	pthread_barrier_wait(&rank->world->barrier);
+	if (rank->rank == victim) {
+		control_close(rank->control);
+		note(rank, ST_OK);
+		pthread_barrier_wait(&rank->world->barrier);
+		return;
+	}
+	if (rank->rank == 1)
+		note(rank, control_suspect(rank->control, victim, "allreduce 3", "its end of the connection closed"));
+	else
+		wait_for_abort(rank);
+	pthread_barrier_wait(&rank->world->barrier);
+	control_close(rank->control);
+}
+
+static void test_goodbye_is_passed_on(void)
+{
+	for (uint32_t victim = 3; victim < 8; victim += 2) {
+		struct world *world = launch(8, 4, false, &quick, victim, need_the_leaver);
+		char expected[96];
+		snprintf(expected, sizeof expected, "rank %u on n%u left the job during allreduce 3; seen by rank 1 on n0", victim, victim / 2);
+		run(world);
+		for (uint32_t r = 0; r < 8; r++)
+			CHECK(r == victim || (world->ranks[r].ended == ST_ERR_ABORTED && !strcmp(world->ranks[r].message, expected)), "%s",
+			      world->ranks[r].message);
+		end(world);
+	}
+}
+
+/* A neighbour that has stopped reading, and whose socket is full: who aborts and leaves does not wait for it, and the others hear. */
+static void abort_with_full_sockets(struct rank *rank)
+{
+	struct control *control = rank->control;
+	static _Atomic bool left;
+
+	if (rank->rank == 0)
+		left = false;
+	pthread_barrier_wait(&rank->world->barrier);
+	if (rank->rank == rank->world->victim)
+		pthread_mutex_lock(&control->lock);
+	pthread_barrier_wait(&rank->world->barrier);
+	if (rank->rank == 0) {
+		pthread_mutex_lock(&control->lock);
+		struct control_link *link = control_link_find(control, rank->world->victim);
+		CHECK(link);
+		while (link->out_end - link->out_begin < (1 << 20))
+			control_link_send(control, link, WIRE_HEARTBEAT, NULL, 0, NULL, 0);
+		pthread_mutex_unlock(&control->lock);
+		int64_t start = st_now_ns();
+		control_declare(control, "step 4", "the loss is not finite");
+		CHECK(st_now_ns() - start < 2 * ST_NS_PER_S, "it took %.1f s to say so", (double)(st_now_ns() - start) / 1e9);
+		wait_for_abort(rank);
+		start = st_now_ns();
+		control_close(control);
+		CHECK(st_now_ns() - start < 5 * ST_NS_PER_S, "it took %.1f s to leave", (double)(st_now_ns() - start) / 1e9);
+		left = true;
+	} else if (rank->rank == rank->world->victim) {
+		while (!left)
+			usleep(10000);
+		pthread_mutex_unlock(&control->lock);
+		wait_for_abort(rank);
+		control_close(control);
+	} else {
+		wait_for_abort(rank);
+		control_close(control);
+	}
+}
+
+static void test_abort_does_not_block(void)
+{
+	for (uint32_t victim = 1; victim < 5; victim += 2) { /* on the same node; alone on another */
+		struct world *world = launch(5, 3, false, &quick, victim == 3 ? 4 : victim, abort_with_full_sockets);
+		run(world);
+		for (uint32_t r = 0; r < 5; r++)
+			CHECK(r == world->victim || (world->ranks[r].ended == ST_ERR_ABORTED &&
+						     !strcmp(world->ranks[r].message, "rank 0 on n0 failed during step 4: the loss is not finite")),
+			      "rank %u: %s", r, world->ranks[r].message);
+		end(world);
+	}
+}
+
+/* Two ranks of different nodes fail in the same moment, or a moment apart: everybody has the same verdict, whoever it names. */
+static void fail_together(struct rank *rank)
+{
+	pthread_barrier_wait(&rank->world->barrier);
+	if (rank->rank == rank->world->victim) {
+		note(rank, control_abort(rank->control, rank->rank, CONTROL_HOW_APPLICATION, "step 4", "a"));
+	} else if (rank->rank == rank->world->size - 1) {
+		usleep(rank->world->victim * 4000);
+		note(rank, control_abort(rank->control, rank->rank, CONTROL_HOW_APPLICATION, "step 4", "b"));
+	} else {
+		wait_for_abort(rank);
+	}
+	control_close(rank->control);
+}
+
+static void test_failing_together(void)
+{
+	for (uint32_t victim = 0; victim < 7; victim++) {
+		struct world *world = launch(8, 4, false, &quick, victim, fail_together);
+		run(world);
+		for (uint32_t r = 0; r < 8; r++)
+			CHECK(world->ranks[r].ended == ST_ERR_ABORTED && !strcmp(world->ranks[r].message, world->ranks[0].message), "'%s' and '%s'",
+			      world->ranks[0].message, world->ranks[r].message);
+		end(world);
+	}
+}
+
 /* ---- versions ------------------------------------------------------------------------------------------------------ */
 
 static enum st_status exchange_of_other_version(struct bootstrap *bootstrap, const void *mine, size_t bytes, int64_t timeout_ms, void *all)
@@ -886,6 +999,9 @@ int main(int argc, char **argv)
 		     {"deaths", test_deaths},
 		     {"death_at_startup", test_death_at_startup},
 		     {"abort_and_suspect", test_abort_and_suspect},
+		     {"goodbye_passed_on", test_goodbye_is_passed_on},
+		     {"abort_blocks_not", test_abort_does_not_block},
+		     {"failing_together", test_failing_together},
 		     {"versions", test_versions},
 		     {"mad_peer", test_mad_peer},
 		     {"strangers", test_strangers}};

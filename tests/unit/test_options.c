@@ -25,9 +25,9 @@ static void test_values(void)
 
 	accepts(OPT_ALGORITHM, "auto", "auto");
 	accepts(OPT_ALGORITHM, "ring", "ring");
-	refuses(OPT_ALGORITHM, "nccl", "seen 'nccl', not in this version (have auto, ring, tree, halving, hierarchical, torus)");
+	refuses(OPT_ALGORITHM, "nccl", "seen 'nccl', not in this version (have auto, ring, tree, halving, hierarchical, torus, direct)");
 	refuses(OPT_ALGORITHM, "nccl", "not in this version");
-	refuses(OPT_ALGORITHM, "rin", "seen 'rin', expected auto, ring, tree, halving, hierarchical, torus");
+	refuses(OPT_ALGORITHM, "rin", "seen 'rin', expected auto, ring, tree, halving, hierarchical, torus, direct");
 	refuses(OPT_ALGORITHM, "", "seen '', expected");
 	refuses(OPT_ALGORITHM, "ring\nx", "seen 'ring?x'");
 	accepts(OPT_TRANSPORT, "auto", "auto");

@@ -24,7 +24,7 @@ enum { SLOTS = 4, SLOT_BYTES = 523264 }; /* a segment is then exactly one huge p
 static const size_t SEGMENT_BYTES = 2 << 20;
 static const int SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW;
 static struct {
-	uint64_t magic, bytes, slots, slot_bytes;
+	uint64_t magic, bytes, slots, slot_bytes, proof[3];
 } hello; /* as a true peer would send it */
 
 static int memory(size_t bytes, int seals, unsigned flags)

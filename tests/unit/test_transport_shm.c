@@ -227,7 +227,7 @@ static void lies_are_refused(void)
 	/* A true greeting, to be spoilt. */
 	int fds[2];
 	struct {
-		uint64_t magic, bytes, slots, slot_bytes;
+		uint64_t magic, bytes, slots, slot_bytes, proof[3];
 	} hello, bad;
 	REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	struct opener opener = {fds[0], {0, 1, "here", "there"}, SLOTS, NULL, ST_OK};
