@@ -70,7 +70,10 @@ static enum st_status agree(struct comm *comm)
 static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
 {
 	const struct comm *comm = context;
-	const struct link *link = engine_link(comm->engine, sender == comm->rank ? receiver : sender, 0);
+	const uint32_t peer = sender == comm->rank ? receiver : sender;
+	const struct link *link = engine_link(comm->engine, peer, 0);
+	if (!link) /* only for ordered sums; all links to a peer are of one kind */
+		link = engine_link(comm->engine, peer, 1);
 	return link && link->ops->mapped;
 }
 
@@ -90,17 +93,13 @@ static enum st_status all_mapped(const struct comm *comm, bool *mapped)
 	return status;
 }
 
-/* The algorithms to choose from, and the links for them. */
-static enum st_status open_links(struct comm *comm)
+enum st_status comm_open_links(struct comm *comm, uint32_t leaves)
 {
-	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
-	ST_TRY(find_places(comm));
-	if (comm->size == 1 || comm->size > PLAN_DIRECT_RANKS || comm->layout.nodes > 1 || !(comm->options.transports & COMM_TRANSPORT_SHM))
-		comm->algorithms &= ~(1u << PLAN_DIRECT);
 	const struct comm_links_options links = {
 		.group = comm->context,
 		.engine = comm->engine,
 		.algorithms = comm->algorithms | 1 << PLAN_RING,
+		.leaves = leaves,
 		.transports = comm->options.transports,
 		.shape = shape_of_ranks(comm),
 		.lanes = comm->options.lanes,
@@ -109,7 +108,17 @@ static enum st_status open_links(struct comm *comm)
 		.timeout_ms = comm->options.startup_timeout_ms,
 	};
 	ST_TRY(comm_links_room(&links));
-	ST_TRY(comm_links_open(&links));
+	return comm_links_open(&links);
+}
+
+/* The algorithms to choose from, and the links for them. */
+static enum st_status open_links(struct comm *comm)
+{
+	comm->algorithms = comm_algorithms_of(comm->options.algorithm);
+	ST_TRY(find_places(comm));
+	if (comm->size == 1 || comm->size > PLAN_DIRECT_RANKS || comm->layout.nodes > 1 || !(comm->options.transports & COMM_TRANSPORT_SHM))
+		comm->algorithms &= ~(1u << PLAN_DIRECT);
+	ST_TRY(comm_open_links(comm, 0));
 	bool mapped = true;
 	if (comm->algorithms >> PLAN_DIRECT & 1)
 		ST_TRY(all_mapped(comm, &mapped));
@@ -270,6 +279,7 @@ void comm_free(struct comm *comm)
 		comm_memory_free(comm, comm->memory->address);
 	free(comm->position);
 	free(comm->node_starts);
+	free(comm->leaves);
 	free(comm);
 }
 
@@ -355,7 +365,7 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 		}
 		plan->owned_offsets = offsets;
 	} else {
-		ST_TRY(plan_build(algorithm, shape, &plan));
+		ST_TRY(shape->leaves ? plan_build_ordered(shape, &plan) : plan_build(algorithm, shape, &plan));
 	}
 	*owned = !oldest;
 	if (!oldest) /* so many in flight: this one lives as long as its request */
@@ -375,7 +385,7 @@ static enum st_status find_plan(struct comm *comm, struct plan_shape *shape, con
 	return ST_OK;
 }
 
-static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+bool comm_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
 {
 	uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
 	return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
@@ -396,7 +406,8 @@ enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struc
 	shape.chunk_elements = comm->chunk_bytes / (wide ? sizeof(float) : comm_type_bytes(call->type));
 	shape.wide = wide;
 	shape.in_place = call->in_place;
-	shape.root = call->shards ? call->shards->digest : call->root;
+	shape.root = call->shards ? call->shards->digest : call->leaves ? call->leaves : call->root;
+	shape.leaves = call->leaves;
 	shape.mapped = is_mapped;
 	shape.mapped_context = comm;
 	struct engine_plan *bound;
@@ -414,11 +425,22 @@ enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struc
 		control_group_issued(comm->context);
 		return ST_OK;
 	}
-	ST_TRY(engine_submit(comm->engine, bound, owned, call->input, call->output, signature, request));
+	ST_TRY(engine_submit_ordered(comm->engine, bound, owned, call->input, call->layer_bytes, call->output, signature, request));
 	control_group_issued(comm->context);
 	if (group->open)
 		engine_set_group(*request, group->number);
 	return ST_OK;
+}
+
+enum st_status comm_begin(struct comm *comm, const struct comm_call *call, struct comm_request **request)
+{
+	bool held;
+	engine_lock(comm->engine);
+	enum st_status status = comm_group_take(comm, call, request, &held);
+	if (status == ST_OK && !held)
+		status = comm_issue(comm, call, request);
+	engine_unlock(comm->engine);
+	return status;
 }
 
 /* counts: of shards of given sizes, which count says nothing about; else NULL. */
@@ -457,18 +479,12 @@ static enum st_status begin(struct comm *comm, enum plan_collective collective, 
 							  : in == out;
 	if (!bytes)
 		in_place = true;
-	if (!in_place && overlap(in, in_bytes, out, out_bytes))
+	if (!in_place && comm_overlap(in, in_bytes, out, out_bytes))
 		return st_fail(ST_ERR_USAGE, "%s: input and output overlap without being in place", name);
 
 	const struct comm_call call = {.collective = collective, .input = input, .output = output, .count = count, .shards = uneven, .type = type, .op = op,
 				       .root = root, .in_place = in_place};
-	bool held;
-	engine_lock(comm->engine);
-	enum st_status status = comm_group_take(comm, &call, request, &held);
-	if (status == ST_OK && !held)
-		status = comm_issue(comm, &call, request);
-	engine_unlock(comm->engine);
-	return status;
+	return comm_begin(comm, &call, request);
 }
 
 /* Shards that are all alike are what the plain collectives have: one plan and one signature for both. */

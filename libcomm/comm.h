@@ -154,6 +154,47 @@ enum st_status comm_broadcast(struct comm *comm, void *buffer, size_t count, enu
 			      struct comm_request **request);
 enum st_status comm_barrier(struct comm *comm, struct comm_request **request);
 
+/*
+ * Ordered sums: the same bits however many ranks there are, wherever they run, and whatever algorithm, transport and chunks they use.
+ *
+ * What is summed are `total` leaves, 0 .. M-1, for instance the gradients of a global batch's micro-batches.  They are added in one fixed binary tree: a
+ * node is an aligned range of 2^k leaves, cut off at M, and the sum of its two halves, left and right; with nothing right, it is the left one.  The
+ * ranks share the leaves in order: rank r of n has those from floor(r M / n) up to floor((r + 1) M / n), which may be none.  It adds up
+ * what it can, and brings the rest: the sums of the largest nodes that lie within its leaves, its roots, each a layer of `count` elements.
+ *
+ *	for (uint32_t leaf = leaves.first; leaf < leaves.end; leaf++) {
+ *		unsigned sums, layer = comm_leaf_place(&leaves, leaf, &sums);
+ *		... layer number `layer` = the leaf's vector; leaves.held layers have room for all ...
+ *		for (; sums; sums--, layer--)
+ *			... layer number layer - 1 += layer number `layer`, element by element, in the vectors' own type ...
+ *	}
+ *	... layers 0 .. leaves.roots - 1 are the roots ...
+ *
+ * A rank that holds an aligned power of two of the leaves has one root, and then nothing more is sent than in an all-reduce by halving.
+ */
+#define COMM_MAX_LEAVES (1u << 24)
+struct comm_leaves {
+	uint32_t total;
+	uint32_t first, end; /* this rank's: first .. end - 1 */
+	unsigned roots;      /* at most 46 */
+	unsigned held;       /* layers that adding up takes, >= roots; at most 48 */
+};
+
+/* This rank's share of `total` leaves.  Collective, blocks as comm_create: opens the links that sums of so many leaves need.  total 1 to
+ * COMM_MAX_LEAVES, else ST_ERR_USAGE; not the same on all ranks: ST_ERR_MISMATCH, the same text on all, and nothing is changed. */
+enum st_status comm_leaves_open(struct comm *comm, uint32_t total, struct comm_leaves *leaves);
+
+/* The layer into which a leaf of the share goes, and how many times then the last layer is to be added to the last but one, which it leaves. */
+unsigned comm_leaf_place(const struct comm_leaves *leaves, uint32_t leaf, unsigned *sums);
+
+/*
+ * output (count): the sum of all leaves, or that divided once by their number (COMM_AVG), on every rank.  f32 or f64.  roots: the first of leaves->roots
+ * layers of `count` elements, each `stride` (>= count) elements after the one before; NULL when there are none.  output == roots is in place;
+ * other overlaps are not allowed.  leaves: as comm_leaves_open gave them on this communicator, else ST_ERR_USAGE.
+ */
+enum st_status comm_allreduce_ordered(struct comm *comm, const struct comm_leaves *leaves, const void *roots, size_t stride, void *output, size_t count,
+				      enum comm_type type, enum comm_op op, struct comm_request **request);
+
 /* Moves every pending operation on as far as it goes without blocking. ST_OK, or the communicator's failure. */
 enum st_status comm_progress(struct comm *comm);
 

@@ -54,6 +54,8 @@ struct comm_call {
 	enum comm_type type;
 	enum comm_op op;
 	uint32_t root;
+	uint32_t leaves;    /* allreduce_ordered, as is the next */
+	size_t layer_bytes; /* from one root to the next */
 	bool in_place;
 };
 
@@ -76,10 +78,22 @@ struct comm {
 	uint64_t uses;
 	struct comm_memory *memory;
 	struct comm_group group;
+	uint32_t *leaves;            /* (leaves_count): ordered sums of so many leaves have their links */
+	size_t leaves_count;
 };
 
 /* Issues a call, as the operation of *request; or of those that are held back in the group, and request is NULL. */
 enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struct comm_request **request);
+
+/* Checked, taken into the open group or issued. Takes the engine's lock. */
+enum st_status comm_begin(struct comm *comm, const struct comm_call *call, struct comm_request **request);
+
+/* Opens the links of the communicator's algorithms, or of ordered sums of so many leaves (0: those of the algorithms). Collective; blocks. */
+enum st_status comm_open_links(struct comm *comm, uint32_t leaves);
+
+bool comm_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
+/* The engine's failure; takes its lock. */
+enum st_status comm_failure(struct comm *comm);
 
 /* comm_group.c, the engine locked: takes the call into the open group when it is one to hold back, else *held is false and it may be issued. */
 enum st_status comm_group_take(struct comm *comm, const struct comm_call *call, struct comm_request **request, bool *held);

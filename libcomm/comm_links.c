@@ -43,12 +43,12 @@ static int by_order(const void *a, const void *b)
 	return (x->order > y->order) - (x->order < y->order);
 }
 
-static enum st_status add_edges(struct edges *edges, const struct plan *plan, uint8_t lane)
+static enum st_status add_edges(const struct engine *engine, struct edges *edges, const struct plan *plan, uint8_t lane)
 {
 	for (uint32_t i = 0; i < plan->channel_count; i++) {
 		struct edge edge = {.peer = plan->channels[i].peer, .index = plan->channels[i].index, .lane = lane};
 		edge.order = order_of(plan->rank, edge.peer, edge.index, lane);
-		bool known = false;
+		bool known = engine_link(engine, edge.peer, edge.index); /* all lanes of it were opened together */
 		for (size_t k = 0; k < edges->count; k++)
 			known |= edges->items[k].order == edge.order;
 		if (known)
@@ -72,27 +72,34 @@ static bool any_mapped(const void *context, uint32_t sender, uint32_t receiver)
 	return true;
 }
 
+static enum st_status add_plan(const struct comm_links_options *options, enum plan_algorithm algorithm, enum plan_collective collective,
+			       struct edges *edges)
+{
+	struct plan_shape shape = options->shape;
+	struct plan *plan;
+	shape.collective = collective;
+	shape.leaves = options->leaves;
+	shape.elements = 0;
+	shape.chunk_elements = 1;
+	shape.slots = options->slots;
+	shape.mapped = any_mapped;
+	ST_TRY(options->leaves ? plan_build_ordered(&shape, &plan) : plan_build(algorithm, &shape, &plan));
+	enum st_status status = ST_OK;
+	for (uint8_t lane = 0; lane < options->lanes && status == ST_OK; lane++)
+		status = add_edges(options->engine, edges, plan, lane);
+	plan_free(plan);
+	return status;
+}
+
 /* The channels of an algorithm's plans depend on the shape's ranks alone, neither on how much data there is nor on what carries it. */
 static enum st_status find_edges(const struct comm_links_options *options, struct edges *edges)
 {
+	if (options->leaves)
+		return add_plan(options, PLAN_RING, PLAN_ALLREDUCE_ORDERED, edges);
 	for (int algorithm = 0; algorithm < PLAN_ALGORITHMS; algorithm++)
-		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++) {
-			struct plan_shape shape = options->shape;
-			struct plan *plan;
-			if (!(options->algorithms >> algorithm & 1) || !plan_algorithm_has((enum plan_algorithm)algorithm, (enum plan_collective)collective))
-				continue;
-			shape.collective = (enum plan_collective)collective;
-			shape.elements = 0;
-			shape.chunk_elements = 1;
-			shape.slots = options->slots;
-			shape.mapped = any_mapped;
-			ST_TRY(plan_build((enum plan_algorithm)algorithm, &shape, &plan));
-			enum st_status status = ST_OK;
-			for (uint8_t lane = 0; lane < options->lanes && status == ST_OK; lane++)
-				status = add_edges(edges, plan, lane);
-			plan_free(plan);
-			ST_TRY(status);
-		}
+		for (int collective = PLAN_ALLREDUCE; collective <= PLAN_BARRIER; collective++)
+			if (options->algorithms >> algorithm & 1 && plan_algorithm_has((enum plan_algorithm)algorithm, (enum plan_collective)collective))
+				ST_TRY(add_plan(options, (enum plan_algorithm)algorithm, (enum plan_collective)collective, edges));
 	return ST_OK;
 }
 

@@ -234,7 +234,7 @@ static void start(struct lane *lane)
 	lane->depth = 0;
 	memset(lane->vars, 0, sizeof lane->vars);
 	const struct plan *plan = request->bound->plan;
-	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER;
+	bool reduces = plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || plan->collective == PLAN_ALLREDUCE_ORDERED;
 	const enum comm_type type = (enum comm_type)request->signature.type;
 	const enum comm_op op = (enum comm_op)request->signature.op;
 	lane->finish = reduce_kernel_best(type, op);
@@ -708,8 +708,8 @@ static void issue(struct engine *engine, struct engine_plan *bound, bool owned, 
 		run_all(engine);
 }
 
-enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
-			     struct transport_signature signature, struct comm_request **request)
+enum st_status engine_submit_ordered(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, size_t layer_bytes, void *output,
+				     struct transport_signature signature, struct comm_request **request)
 {
 	enum st_status status = engine_failure(engine);
 	struct comm_request *made = NULL;
@@ -723,10 +723,17 @@ enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, b
 		return status;
 	}
 	made->input = (char *)(uintptr_t)input;
+	made->layer_bytes = layer_bytes;
 	made->output = output;
 	*request = made;
 	issue(engine, bound, owned, signature, made);
 	return ST_OK;
+}
+
+enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
+			     struct transport_signature signature, struct comm_request **request)
+{
+	return engine_submit_ordered(engine, bound, owned, input, 0, output, signature, request);
 }
 
 enum st_status engine_make_member(struct engine *engine, const void *input, void *output, size_t bytes, struct comm_request **member)

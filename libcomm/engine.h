@@ -66,6 +66,10 @@ void engine_unbind(struct engine_plan *bound); /* not while it has users; NULL i
 enum st_status engine_submit(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, void *output,
 			     struct transport_signature signature, struct comm_request **request);
 
+/* As engine_submit, for allreduce_ordered: from one layer of the input to the next it is layer_bytes. */
+enum st_status engine_submit_ordered(struct engine *engine, struct engine_plan *bound, bool owned, const void *input, size_t layer_bytes, void *output,
+				     struct transport_signature signature, struct comm_request **request);
+
 /*
  * Fusion: several all-reduces of one type and operation run as one.  A member is a request that does not run yet; it ends with the operation that it
  * becomes part of.  engine_submit_members submits one for the members, linked by engine_append_member in the order of issue: input and output are

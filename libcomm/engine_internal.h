@@ -36,6 +36,7 @@ struct comm_request {
 	struct engine_plan *bound;
 	char *input, *output;
 	size_t bytes; /* a member's */
+	size_t layer_bytes; /* from one layer of the input to the next */
 	size_t element_bytes;
 	struct transport_signature signature;
 	uint64_t group; /* that it was issued in; 0: in none */

@@ -42,7 +42,7 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 		start += plan->offsets[block];
 	else if (!compact)
 		start += block * bound->quotient + (block < bound->remainder ? block : bound->remainder);
-	char *base = operand->space == PLAN_INPUT ? request->input : request->output;
+	char *base = operand->space == PLAN_INPUT ? request->input + operand->layer * request->layer_bytes : request->output;
 	piece.memory = piece.bytes ? base + start * request->element_bytes : NULL;
 	return piece;
 }
@@ -70,7 +70,7 @@ static enum st_status combine(struct lane *lane, const struct plan_step *step, c
 	const struct plan *plan = lane->first->bound->plan;
 	struct comm_counters *counters = &lane->engine->counters;
 	struct reduce_call call = {.destination = to->memory, .keep = keep, .source_count = step->source_count, .wide_result = to->wide,
-				   .stream = stream, .ranks = plan->size, .count = to->elements};
+				   .stream = stream, .ranks = plan->leaves ? plan->leaves : plan->size, .count = to->elements};
 	bool partial = false;
 	size_t read = 0;
 	if (!to->elements)

@@ -1,10 +1,12 @@
 /*
  * A helper thread that drives the engine while the application computes.
  *
- * One lock serialises everybody.  The helper sleeps on `work` when nothing is in flight or somebody else is at it, drives otherwise, and when nothing
- * moves lets go of the lock and polls.  Whoever lets go of the lock hands over: tells those who wait for a request that some have
- * ended, and sees to it that the helper knows of what is left to do.  A wait drives the engine itself for as long as data usually takes, which saves
- * two changes of thread, and then sleeps on `ended`.
+ * One lock serialises everybody.  A wait drives the engine itself for as long as data usually takes, which saves two changes of thread, and then sleeps on
+ * `ended`.  The helper drives when operations are in flight that nobody moves; when nothing can move it lets go of the lock and polls.
+ * Whoever lets go of the lock tells those who wait for a request that some have ended, and the helper what it can't know.
+ *
+ * Waking the helper costs more than a small operation, so it is not woken for each: while others are at work it naps, and takes over what it finds where
+ * it was a nap before.  After a few naps with nothing in flight it sleeps until something is.
  *
  * Engine calls keep the lock while data flows, which may be long; `wanted` tells them to give it up, between two steps on data.
  */
@@ -17,21 +19,27 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 /* As a wait without helper: see engine_wait.c. */
 #define DRIVE_SPIN_NS (20 * INT64_C(1000))
 #define DRIVE_NS (500 * INT64_C(1000))
+#define NAP_NS (100 * INT64_C(1000))
+#define NAPS_UNTIL_ASLEEP 10
 
 struct engine_thread {
 	pthread_t thread;
 	pthread_mutex_t lock;
-	pthread_cond_t work, ended;
+	pthread_cond_t work; /* the helper naps and sleeps here */
+	pthread_cond_t ended; /* the waits that have given up driving */
 	atomic_uint wanted; /* relaxed: a hint; what it leads to is decided with the lock held */
 	int wake_fd;        /* ends the helper's poll */
 	/* Guarded by the lock. */
 	unsigned drivers;   /* waits that drive the engine */
-	bool stop, polling;
+	bool stop;
+	bool asleep, polling; /* the helper: on `work` until woken; on descriptors */
+	bool handed;          /* a wait has given up: the helper is to take over now */
 	uint64_t armed_at;  /* how far the engine was when the helper began to poll */
 	uint64_t told;      /* requests ended that the waits know of */
 };
@@ -63,9 +71,9 @@ static void hand_over(struct engine *engine)
 	tell_waits(engine);
 	if (thread->drivers || !engine_busy(engine))
 		return;
-	if (!thread->polling)
+	if (thread->asleep || thread->handed)
 		pthread_cond_signal(&thread->work);
-	else if (how_far(engine) != thread->armed_at) /* what it polls for is not all that can happen now */
+	if (thread->polling && how_far(engine) != thread->armed_at) /* what it polls for is not all that can happen now */
 		wake_helper(thread);
 }
 
@@ -119,22 +127,51 @@ static void sleep_unlocked(struct engine *engine)
 	engine_sleep_end(engine);
 }
 
+/* Leaves the engine to others while they are at it. false: it is to stop. */
+static bool my_turn(struct engine *engine)
+{
+	struct engine_thread *thread = engine->thread;
+	uint64_t before = 0;
+	for (unsigned naps = 0; !thread->stop; naps++) {
+		thread->handed &= engine_busy(engine);
+		if (!engine_busy(engine) && naps >= NAPS_UNTIL_ASLEEP) {
+			thread->asleep = true;
+			pthread_cond_wait(&thread->work, &thread->lock);
+			thread->asleep = false;
+			naps = 0;
+			continue;
+		}
+		if (engine_busy(engine) && !thread->drivers && !engine_lock_wanted(engine) && (thread->handed || (naps && how_far(engine) == before))) {
+			thread->handed = false;
+			return true;
+		}
+		before = how_far(engine);
+		struct timespec until;
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_nsec += NAP_NS;
+		until.tv_sec += until.tv_nsec / ST_NS_PER_S;
+		until.tv_nsec %= ST_NS_PER_S;
+		pthread_cond_timedwait(&thread->work, &thread->lock, &until);
+	}
+	return false;
+}
+
 static void *drive(void *argument)
 {
 	struct engine *engine = argument;
 	struct engine_thread *thread = engine->thread;
 	pthread_mutex_lock(&thread->lock);
-	while (!thread->stop) {
-		if (thread->drivers || engine_lock_wanted(engine) || !engine_busy(engine)) {
-			pthread_cond_wait(&thread->work, &thread->lock);
-			continue;
+	while (my_turn(engine)) {
+		while (engine_busy(engine) && !thread->drivers && !thread->stop) {
+			uint64_t before = how_far(engine);
+			engine_progress(engine); /* a failure is every request's */
+			tell_waits(engine);
+			if (engine_lock_wanted(engine)) /* for a moment, or to wait, which drives */
+				break;
+			if (engine_busy(engine) && how_far(engine) == before)
+				sleep_unlocked(engine);
+			tell_waits(engine);
 		}
-		uint64_t before = how_far(engine);
-		engine_progress(engine); /* a failure is every request's */
-		tell_waits(engine);
-		if (engine_busy(engine) && how_far(engine) == before && !engine_lock_wanted(engine))
-			sleep_unlocked(engine);
-		tell_waits(engine);
 	}
 	pthread_mutex_unlock(&thread->lock);
 	return NULL;
@@ -172,6 +209,7 @@ enum st_status engine_thread_wait(struct engine *engine, struct comm_request **r
 	}
 	thread->drivers--;
 	while (!(*request)->done) {
+		thread->handed = true;
 		hand_over(engine);
 		pthread_cond_wait(&thread->ended, &thread->lock);
 	}
@@ -193,7 +231,11 @@ enum st_status engine_start_thread(struct engine *engine)
 		return st_fail_errno("engine: eventfd");
 	}
 	pthread_mutex_init(&made->lock, NULL);
-	pthread_cond_init(&made->work, NULL);
+	pthread_condattr_t attributes;
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&made->work, &attributes);
+	pthread_condattr_destroy(&attributes);
 	pthread_cond_init(&made->ended, NULL);
 	engine->thread = made;
 	/* Signals are the application's. */

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "leaves.h"
+
 struct plan *plan_new(void)
 {
 	return calloc(1, sizeof(struct plan));
@@ -24,6 +26,23 @@ size_t plan_bytes(const struct plan *plan)
 {
 	return sizeof *plan + plan->channel_room * sizeof *plan->channels + plan->step_room * sizeof *plan->steps +
 	       plan->operand_room * sizeof *plan->operands;
+}
+
+/* As it was, where there is no smaller memory to be had. */
+static void *trimmed(void *items, uint32_t count, size_t bytes, uint32_t *room)
+{
+	void *smaller = count ? realloc(items, count * bytes) : NULL;
+	if (!smaller)
+		return items;
+	*room = count;
+	return smaller;
+}
+
+void plan_trim(struct plan *plan)
+{
+	plan->channels = trimmed(plan->channels, plan->channel_count, sizeof *plan->channels, &plan->channel_room);
+	plan->steps = trimmed(plan->steps, plan->step_count, sizeof *plan->steps, &plan->step_room);
+	plan->operands = trimmed(plan->operands, plan->operand_count, sizeof *plan->operands, &plan->operand_room);
 }
 
 struct plan *plan_clone(const struct plan *plan)
@@ -193,7 +212,7 @@ bool plan_step_partial(const struct plan *plan, const struct plan_step *step, co
 
 const char *plan_collective_name(enum plan_collective collective)
 {
-	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
+	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "allreduce_ordered"};
 	return (size_t)collective < sizeof names / sizeof *names ? names[collective] : "unknown collective";
 }
 
@@ -202,7 +221,12 @@ static enum st_status bad(const struct plan *plan, uint32_t step, const char *wh
 	return st_fail(ST_ERR_INTERNAL, "plan of rank %u, step %u: %s", plan->rank, step, what);
 }
 
-static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32_t index, bool written)
+uint32_t plan_layers(const struct plan *plan)
+{
+	return plan->leaves ? leaves_roots(plan->leaves, leaves_of_rank(plan->leaves, plan->size, plan->rank), NULL) : 1;
+}
+
+static enum st_status check_operand(const struct plan *plan, uint32_t layers, uint32_t at, uint32_t index, bool written)
 {
 	if (index >= plan->operand_count)
 		return bad(plan, at, "no such operand");
@@ -211,9 +235,9 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
-		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER)
+		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER && plan->collective != PLAN_ALLREDUCE_ORDERED)
 			return bad(plan, at, "a partial sum where nothing is reduced");
-		if (operand->space == PLAN_INPUT || ((operand->space == PLAN_OUTPUT || operand->space == PLAN_BORROWED) && plan->wide))
+		if ((operand->space == PLAN_INPUT && !plan->leaves) || ((operand->space == PLAN_OUTPUT || operand->space == PLAN_BORROWED) && plan->wide))
 			return bad(plan, at, "a partial sum in a buffer of the caller");
 	}
 	if (operand->space == PLAN_SCRATCH) {
@@ -227,6 +251,8 @@ static enum st_status check_operand(const struct plan *plan, uint32_t at, uint32
 	} else if (operand->space == PLAN_INPUT) {
 		if (written)
 			return bad(plan, at, "writes to the input");
+		if (operand->layer >= layers)
+			return bad(plan, at, "no such layer of the input");
 	} else if (operand->space == PLAN_WORK) {
 		if (!plan->work || !plan->work_elements)
 			return bad(plan, at, "work memory of a plan that has none");
@@ -240,6 +266,9 @@ enum st_status plan_check(const struct plan *plan)
 {
 	if (!plan->blocks || !plan->chunks || !plan->chunk_elements || !plan->slots || !plan->size || plan->rank >= plan->size)
 		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: no blocks, chunks, slots or ranks", plan->rank);
+	if ((plan->collective == PLAN_ALLREDUCE_ORDERED) != (plan->leaves != 0) || plan->leaves > LEAVES_MOST)
+		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %s of %u leaves", plan->rank, plan_collective_name(plan->collective), plan->leaves);
+	const uint32_t layers = plan_layers(plan);
 	for (uint32_t b = 0; plan->order && b < plan->blocks; b++)
 		if (plan->order[b] >= plan->blocks)
 			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: order names block %u of %u", plan->rank, plan->order[b], plan->blocks);
@@ -303,11 +332,11 @@ enum st_status plan_check(const struct plan *plan)
 		if (step->kind == PLAN_PUT && (sources > 1 || step->keep) && !plan->channels[step->channel].mapped)
 			return bad(plan, i, "a put of several sources, or one that keeps, on a channel that is not mapped");
 		for (unsigned s = 0; s < sources; s++)
-			ST_TRY(check_operand(plan, i, step->sources + s, false));
+			ST_TRY(check_operand(plan, layers, i, step->sources + s, false));
 		if (step->kind == PLAN_LEND && plan->operands[step->sources].space != PLAN_INPUT && plan->operands[step->sources].space != PLAN_OUTPUT)
 			return bad(plan, i, "lends what is no buffer of the caller");
 		if (destination)
-			ST_TRY(check_operand(plan, i, step->destination, true));
+			ST_TRY(check_operand(plan, layers, i, step->destination, true));
 		if (step->kind == PLAN_READY) {
 			const struct plan_operand *granted = &plan->operands[step->destination];
 			if (granted->space == PLAN_SCRATCH && granted->channel != step->channel)

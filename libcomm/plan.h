@@ -46,6 +46,10 @@
  * every rank's input then.  In a `wide` plan partial sums are wider than the elements (f32, of f16 and bf16) and live in SCRATCH and WORK only,
  * whose slots are long enough for them; else OUTPUT may hold them in the meantime.
  *
+ * ORDERED SUMS.  In allreduce_ordered what is summed are `leaves` leaves, in the tree of leaves.h.  INPUT is the roots of the rank's leaves, one after the
+ * other in layers of the whole range, and a root is a partial sum.  A reduction must have the left half of a node first and then the right one,
+ * and the result is the tree's root.  In place, OUTPUT is the first layer.
+ *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
  * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
  * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
@@ -60,7 +64,7 @@
 
 #include "common/status.h"
 
-enum plan_collective { PLAN_ALLREDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_BROADCAST, PLAN_BARRIER };
+enum plan_collective { PLAN_ALLREDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_BROADCAST, PLAN_BARRIER, PLAN_ALLREDUCE_ORDERED };
 
 enum plan_step_kind {
 	PLAN_READY,  /* receiver: grant `destination` (SCRATCH or OUTPUT) to the sender of channel */
@@ -97,19 +101,20 @@ struct plan_position {
 struct plan_operand {
 	enum plan_space space;
 	uint16_t channel;           /* SCRATCH, BORROWED: whose slots or lends (an incoming channel of this rank) */
+	uint16_t layer;             /* INPUT in allreduce_ordered: which of the rank's roots */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
 	struct plan_affine slot;    /* SCRATCH: which slot; BORROWED: which lend; both modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
-	struct plan_affine partial; /* not INPUT, and only in reductions: holds a partial sum when this is positive, else not */
+	struct plan_affine partial; /* only in reductions, and in INPUT only in ordered ones: holds a partial sum when this is positive, else not */
 };
 
 struct plan_step {
 	enum plan_step_kind kind;
 	uint16_t channel;                              /* up to WAIT: index into plan.channels */
 	uint8_t source_count;                          /* PUT, REDUCE: 1..PLAN_MAX_SOURCES; COPY, LEND: 1 */
-	bool keep;                                     /* PUT on a mapped channel: store to destination too */
-	bool copied;                                   /* LEND: of a copy */
+	bool keep : 1;                                 /* PUT on a mapped channel: store to destination too */
+	bool copied : 1;                               /* LEND: of a copy */
 	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts or lends that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
@@ -141,6 +146,7 @@ struct plan {
 	bool in_place;           /* INPUT and OUTPUT are the same memory */
 	bool wide;               /* partial sums are wider than the elements */
 	uint32_t root;           /* broadcast */
+	uint32_t leaves;         /* allreduce_ordered; else 0 */
 	uint32_t channel_count, step_count, operand_count;
 	uint32_t channel_room, step_room, operand_room;
 	struct plan_channel *channels;
@@ -163,6 +169,7 @@ struct plan_shape {
 	bool in_place;           /* broadcast and barrier: always taken as true */
 	bool wide;               /* see struct plan; a builder that keeps partial sums in OUTPUT refuses this (ST_ERR_USAGE) */
 	uint32_t root;
+	uint32_t leaves;         /* allreduce_ordered: how many are summed; shared among the ranks as leaves.h says */
 	const uint32_t *order;   /* ring position -> rank (a permutation of 0..size-1), borrowed while the plan lives; NULL: rank order */
 	const uint32_t *position; /* rank -> ring position, with order; NULL: found, and the order checked, in time O(size) */
 	const uint32_t *node_starts; /* (node_count + 1) ring position at which each node's ranks begin, and size; NULL: a node for each rank */
@@ -196,6 +203,10 @@ enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **pl
 #define PLAN_DIRECT_RANKS 16
 enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **plan);
 
+/* Ordered all-reduce: gathers what neighbours hold of a subtree, then recursive halving, nearest ranks first.  The channels depend on the numbers of
+ * ranks and of leaves.  slots >= 1. */
+enum st_status plan_build_ordered(const struct plan_shape *shape, struct plan **plan);
+
 /* For builders and tests: an empty plan; a step or channel at its end (zeroed; the pointer holds until the next one; NULL: no memory); a
  * step's operands, its sources one after the other without another operand between (false: no memory). */
 struct plan *plan_new(void);
@@ -203,11 +214,15 @@ struct plan_step *plan_add_step(struct plan *plan, enum plan_step_kind kind);
 bool plan_add_source(struct plan *plan, struct plan_step *step, const struct plan_operand *operand);
 bool plan_set_destination(struct plan *plan, struct plan_step *step, const struct plan_operand *operand);
 struct plan_channel *plan_add_channel(struct plan *plan, uint32_t peer, bool outgoing, bool mapped, uint16_t index);
+void plan_trim(struct plan *plan); /* gives back what was allocated ahead */
 struct plan *plan_clone(const struct plan *plan);
 void plan_free(struct plan *plan); /* NULL is fine */
 
 /* Memory of a plan, all told. */
 size_t plan_bytes(const struct plan *plan);
+
+/* How many layers INPUT has: the rank's roots in allreduce_ordered, which may be none; else 1. */
+uint32_t plan_layers(const struct plan *plan);
 
 /* Offset and length in elements of (block, chunk). Pure functions of the plan's shape. */
 uint64_t plan_block_offset(const struct plan *plan, uint64_t block);
@@ -233,6 +248,7 @@ enum st_status plan_check(const struct plan *plan);
  *   - every step is well formed, every channel has its other end, and put lengths equal granted lengths;
  *   - partial sums are granted, put and read as such, finished only with every input in them, and not left in OUTPUT (or ever in it, when
  *     they are wide);
+ *   - in ordered sums only the two halves of a node are added, left and right, and what is finished is the root of all leaves;
  *   - what is written to WORK fits, was written in the same operation, and is used;
  *   - no deadlock, whatever the timing (the plans are a deterministic dataflow network: one order shows all);
  *   - no read of memory that was never written or is granted away, no write to memory that is granted away or still being

@@ -53,7 +53,8 @@ static enum st_status check_shape(const char *name, const struct plan_shape *sha
 		if (shape->root >= shape->size)
 			return st_fail(ST_ERR_USAGE, "%s plan: root %u of %u ranks", name, shape->root, shape->size);
 		break;
-	case PLAN_ALLREDUCE: break;
+	case PLAN_ALLREDUCE:
+	case PLAN_ALLREDUCE_ORDERED: break;
 	case PLAN_BARRIER:
 		if (shape->elements)
 			return st_fail(ST_ERR_USAGE, "%s plan: a barrier of %ju elements", name, (uintmax_t)shape->elements);
@@ -95,6 +96,7 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	made->elements = shape->elements;
 	made->slots = shape->slots;
 	made->root = shape->root;
+	made->leaves = shape->collective == PLAN_ALLREDUCE_ORDERED ? shape->leaves : 0;
 	made->blocks = blocks;
 	made->offsets = shape->offsets;
 	made->wide = shape->wide;
@@ -146,6 +148,7 @@ enum st_status build_finish(struct build *build, struct plan **plan)
 		plan_free(build->plan);
 		return st_fail(ST_ERR_NOMEM, "%s plan: out of memory", build->name);
 	}
+	plan_trim(build->plan);
 	*plan = build->plan;
 	return ST_OK;
 }

@@ -2,19 +2,22 @@
 
 #define TYPICAL_CHUNK 131072.0 /* bytes */
 
+/* Ordered sums have a plan of their own. */
+#define EVERY_COLLECTIVE ((1u << (PLAN_BARRIER + 1)) - 1)
+
 static const struct {
 	const char *name;
 	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
 	unsigned collectives;
 } algorithms[PLAN_ALGORITHMS] = {
-	[PLAN_RING] = {"ring", plan_build_ring, ~0u},
+	[PLAN_RING] = {"ring", plan_build_ring, EVERY_COLLECTIVE},
 	[PLAN_DOUBLING] = {"doubling", plan_build_doubling, 1 << PLAN_ALLREDUCE},
 	[PLAN_HALVING] = {"halving", plan_build_halving, 1 << PLAN_ALLREDUCE},
 	[PLAN_TREE] = {"tree", plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST},
 	[PLAN_BRUCK] = {"bruck", plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER},
 	[PLAN_HIERARCHICAL] = {"hierarchical", plan_build_hierarchical, 1 << PLAN_ALLREDUCE},
 	[PLAN_TORUS] = {"torus", plan_build_torus, 1 << PLAN_ALLREDUCE},
-	[PLAN_DIRECT] = {"direct", plan_build_direct, ~0u},
+	[PLAN_DIRECT] = {"direct", plan_build_direct, EVERY_COLLECTIVE},
 };
 
 const struct plan_machine plan_machine_default = {
@@ -64,7 +67,8 @@ static double price_ring(enum plan_collective collective, double bytes, const st
 	case PLAN_REDUCE_SCATTER: return (p - 1) * link->alpha + (p - 1) / p * bytes * (link->beta + machine->gamma);
 	case PLAN_ALL_GATHER:
 	case PLAN_BARRIER: return (p - 1) * link->alpha + (p - 1) / p * bytes * link->beta;
-	case PLAN_BROADCAST: break;
+	case PLAN_BROADCAST:
+	case PLAN_ALLREDUCE_ORDERED: break;
 	}
 	return (p - 1) * link->alpha + bytes * link->beta;
 }
@@ -158,7 +162,8 @@ static double price_direct(enum plan_collective collective, double bytes, const 
 	case PLAN_REDUCE_SCATTER: return round + others * machine->gamma;
 	case PLAN_ALL_GATHER:
 	case PLAN_BARRIER: return round + others * machine->local.beta;
-	case PLAN_BROADCAST: break;
+	case PLAN_BROADCAST:
+	case PLAN_ALLREDUCE_ORDERED: break;
 	}
 	return round + bytes * machine->local.beta;
 }

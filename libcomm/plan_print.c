@@ -50,6 +50,8 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 		say(text, "] for ");
 	} else {
 		say(text, operand->space == PLAN_INPUT ? "input " : "output ");
+		if (operand->layer)
+			say(text, "layer %u, ", operand->layer);
 	}
 	say_affine(text, &operand->block.first);
 	if (operand->span > 1)

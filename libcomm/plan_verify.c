@@ -5,6 +5,9 @@
  * chunk (rank, block, chunk) has a pseudo-random 64-bit number, a reduction adds them modulo 2^64, and a chunk that must hold each
  * rank's input exactly once is compared with the sum of all.  So a cell costs 24 bytes whatever the number of ranks; a wrong multiset is
  * accepted with probability 2^-64.
+ *
+ * Where order counts (allreduce_ordered) a cell's value is the range of leaves summed in it, mixed with a number for the block and chunk that it is of:
+ * whoever reads it as something else sees a range that fits nothing.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "leaves.h"
 #include "plan.h"
 
 enum { DEFINED = 1, GRANTED = 2, UNUSED = 4, PARTIAL = 8 };
@@ -68,6 +72,8 @@ struct actor {
 	const uint64_t *complete; /* of the proof */
 	struct wire **wires;  /* (channel_count) */
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
+	struct cell *layers;  /* of the input, from the second on: (layers - 1, blocks * chunks) */
+	struct leaf_range roots[LEAVES_ROOTS_MOST];
 	struct cell *slots;   /* (channel_count * slots * slot_span) */
 	struct cell *borrowed; /* likewise: what lends showed */
 	struct cell *work;    /* (work * slot_span) */
@@ -106,6 +112,18 @@ static uint64_t mixed(uint64_t x)
 static uint64_t fingerprint(uint32_t rank, uint64_t block, uint64_t chunk)
 {
 	return mixed(mixed(mixed(rank) ^ block) ^ chunk);
+}
+
+/* The sum of a range of leaves of what has this fingerprint, and back. */
+static uint64_t sum_of_leaves(struct leaf_range range, uint64_t block, uint64_t chunk)
+{
+	return ((uint64_t)range.first << 32 | range.end) ^ fingerprint(0, block, chunk);
+}
+
+static struct leaf_range leaves_in(uint64_t value, uint64_t block, uint64_t chunk)
+{
+	value ^= fingerprint(0, block, chunk);
+	return (struct leaf_range){(uint32_t)(value >> 32), (uint32_t)value};
 }
 
 static bool push(struct queue *queue, struct grant item)
@@ -167,6 +185,22 @@ static bool only_own(const struct plan *plan, enum plan_space space)
 	return space == PLAN_INPUT ? plan->compact_input : space == PLAN_OUTPUT ? plan->compact_output : false;
 }
 
+static struct cell *layer_of(const struct actor *actor, uint32_t layer)
+{
+	return layer ? actor->layers + (layer - 1) * (size_t)actor->plan->blocks * actor->plan->chunks : actor->input;
+}
+
+static void fill_roots(struct actor *actor)
+{
+	const struct plan *plan = actor->plan;
+	const uint32_t layers = plan_layers(plan);
+	for (uint32_t layer = 0; layer < layers; layer++)
+		for (uint32_t block = 0; block < plan->blocks; block++)
+			for (uint64_t chunk = 0; chunk < plan->chunks; chunk++)
+				layer_of(actor, layer)[block * plan->chunks + chunk] = (struct cell){
+					.value = sum_of_leaves(actor->roots[layer], block, chunk), .flags = DEFINED | UNUSED | PARTIAL};
+}
+
 /* Fresh buffers for the next operation: everything that is input is defined and not yet used. */
 static void fill(struct actor *actor)
 {
@@ -174,6 +208,10 @@ static void fill(struct actor *actor)
 	size_t cells = plan->blocks * plan->chunks;
 	memset(actor->output, 0, cells * sizeof *actor->output);
 	memset(actor->work, 0, plan->work * (size_t)actor->slot_span * sizeof *actor->work);
+	if (plan->leaves) {
+		fill_roots(actor);
+		return;
+	}
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		bool is_input = !plan->compact_input || block == plan->rank;
 		if (plan->collective == PLAN_BROADCAST)
@@ -222,7 +260,7 @@ static enum st_status find_area(const struct actor *actor, const struct plan_ope
 	}
 	if (only_own(plan, operand->space) && (area->block != plan->rank || area->span > 1))
 		return refuse(actor, "block %" PRIu32 " of a buffer that holds the own block only", area->block);
-	area->cells = &(operand->space == PLAN_INPUT ? actor->input : actor->output)[area->block * plan->chunks + area->chunk];
+	area->cells = &(operand->space == PLAN_INPUT ? layer_of(actor, operand->layer) : actor->output)[area->block * plan->chunks + area->chunk];
 	return ST_OK;
 }
 
@@ -281,6 +319,20 @@ static bool same_lengths(const struct plan *plan, const struct area *a, const st
 	return a->span == b->span;
 }
 
+/* *sum, of a block and chunk, gets one operand more. */
+static enum st_status add_leaves(const struct actor *actor, uint64_t *sum, uint64_t value, uint64_t block, uint64_t chunk)
+{
+	struct leaf_range left = leaves_in(*sum, block, chunk), right = leaves_in(value, block, chunk);
+	if (left.end > actor->plan->leaves || right.end > actor->plan->leaves)
+		return refuse(actor, "adds what is no sum of leaves of block %" PRIu64 " chunk %" PRIu64, block, chunk);
+	if (!leaves_are_siblings(actor->plan->leaves, left, right))
+		return refuse(actor, "adds leaves %" PRIu32 "..%" PRIu32 " and %" PRIu32 "..%" PRIu32 ", which are not the halves of a node", left.first,
+			      left.end - 1, right.first, right.end - 1);
+	left.end = right.end;
+	*sum = sum_of_leaves(left, block, chunk);
+	return ST_OK;
+}
+
 /* Sums of the sources, which must all be of the same lengths, into proof->sums; *first: the first source. */
 static enum st_status read_sources(const struct proof *proof, const struct actor *actor, const struct plan_step *step, struct area *first)
 {
@@ -293,7 +345,10 @@ static enum st_status read_sources(const struct proof *proof, const struct actor
 		if (!same_lengths(actor->plan, first, &area))
 			return name_cell(actor, operand, "has another length than the other operands");
 		for (uint32_t i = 0; i < area.span; i++)
-			proof->sums[i] = s ? proof->sums[i] + area.cells[i].value : area.cells[i].value;
+			if (s && actor->plan->leaves)
+				ST_TRY(add_leaves(actor, &proof->sums[i], area.cells[i].value, first->block + i, first->chunk));
+			else
+				proof->sums[i] = s ? proof->sums[i] + area.cells[i].value : area.cells[i].value;
 	}
 	return ST_OK;
 }
@@ -304,10 +359,11 @@ static enum st_status check_finished(const struct proof *proof, const struct act
 	const struct plan *plan = actor->plan;
 	const struct plan_operand *operand = &plan->operands[step->sources];
 	bool finishes = step->source_count > 1 || plan_operand_partial(operand, actor->vars);
-	if (!finishes || !actor->complete || plan_step_partial(plan, step, actor->vars))
+	if (!finishes || !(actor->complete || plan->leaves) || plan_step_partial(plan, step, actor->vars))
 		return ST_OK;
 	for (uint32_t i = 0; i < first->span; i++)
-		if (proof->sums[i] != actor->complete[(first->block + i) * plan->chunks + first->chunk])
+		if (proof->sums[i] != (plan->leaves ? sum_of_leaves((struct leaf_range){0, plan->leaves}, first->block + i, first->chunk)
+						    : actor->complete[(first->block + i) * plan->chunks + first->chunk]))
 			return name_cell(actor, operand, "is finished but does not hold every input exactly once");
 	return ST_OK;
 }
@@ -521,6 +577,7 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 			case PLAN_REDUCE_SCATTER:
 				expected = proof->complete[block * plan->chunks + chunk];
 				break;
+			case PLAN_ALLREDUCE_ORDERED: expected = sum_of_leaves((struct leaf_range){0, plan->leaves}, block, chunk); break;
 			case PLAN_BROADCAST: expected = fingerprint(plan->root, block, chunk); break;
 			case PLAN_ALL_GATHER:
 			case PLAN_BARRIER: expected = fingerprint(block, block, chunk); break;
@@ -595,7 +652,7 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || plan->wide != first->wide || !plan->offsets != !first->offsets)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || plan->wide != first->wide || plan->leaves != first->leaves || !plan->offsets != !first->offsets)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
 		if (plan->offsets && memcmp(plan->offsets, first->offsets, (plan->blocks + (size_t)1) * sizeof *plan->offsets))
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have blocks of different sizes", r);
@@ -640,6 +697,9 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 		actor->wires = calloc(plan->channel_count + 1, sizeof(struct wire *));
 		actor->output = calloc(cells, sizeof *actor->output);
 		actor->input = plan->in_place ? actor->output : calloc(cells, sizeof *actor->input);
+		if (plan->leaves)
+			leaves_roots(plan->leaves, leaves_of_rank(plan->leaves, plan->size, plan->rank), actor->roots);
+		actor->layers = calloc(plan_layers(plan) > 1 ? (plan_layers(plan) - 1) * cells : 1, sizeof *actor->layers);
 		actor->slot_span = 1;
 		for (uint32_t i = 0; i < plan->operand_count; i++)
 			if (plan->operands[i].span > actor->slot_span)
@@ -647,7 +707,7 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 		actor->slots = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->slots);
 		actor->borrowed = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->borrowed);
 		actor->work = calloc(plan->work * (size_t)actor->slot_span + 1, sizeof *actor->work);
-		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->borrowed || !actor->work)
+		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->borrowed || !actor->work || !actor->layers)
 			return no_memory();
 		fill(actor);
 		for (uint32_t i = 0; i < plan->channel_count; i++) {
@@ -737,6 +797,7 @@ enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsig
 		free(actor->slots);
 		free(actor->borrowed);
 		free(actor->work);
+		free(actor->layers);
 	}
 	for (size_t i = 0; proof.table && i < proof.table_size; i++) {
 		free(proof.table[i].wire.grants.items);

@@ -13,10 +13,13 @@ void transport_signature_print(const struct transport_signature *signature, char
 {
 	const char *name = plan_collective_name((enum plan_collective)signature->collective);
 	const char *type = comm_type_name((enum comm_type)signature->type);
-	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER;
-	char shards[24] = "";
+	const bool ordered = signature->collective == PLAN_ALLREDUCE_ORDERED;
+	const bool reduces = signature->collective == PLAN_ALLREDUCE || signature->collective == PLAN_REDUCE_SCATTER || ordered;
+	char shards[32] = "";
 	if ((signature->collective == PLAN_REDUCE_SCATTER || signature->collective == PLAN_ALL_GATHER) && signature->root)
 		snprintf(shards, sizeof shards, " in shards %08" PRIx32, signature->root);
+	if (ordered)
+		snprintf(shards, sizeof shards, " in %" PRIu32 " leaves", signature->root);
 	if (signature->collective == PLAN_BARRIER)
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "%s %" PRIu64, name, signature->sequence);
 	else if (signature->collective == PLAN_BROADCAST)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "libcomm/leaves.h"
 #include "libcomm/plan.h"
 
 #define MAX_RANKS 9
@@ -30,6 +31,7 @@ struct value {
 	uint32_t what; /* block and chunk; GARBAGE */
 	bool partial;
 	uint8_t count[MAX_RANKS];
+	uint32_t first, end; /* ordered sums: of which leaves, instead of count */
 };
 #define GARBAGE UINT32_MAX
 #define REPEATS 2
@@ -93,7 +95,8 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 	else if (operand->space == PLAN_WORK)
 		area.values = &rank->work[plan_operand_slot(plan, operand, rank->vars) * MAX_SPAN];
 	else
-		area.values = &(operand->space == PLAN_INPUT ? rank->input : rank->output)[block * plan->chunks + chunk];
+		area.values = &(operand->space == PLAN_INPUT ? rank->input + operand->layer * plan->blocks * plan->chunks
+							     : rank->output)[block * plan->chunks + chunk];
 	return area;
 }
 
@@ -103,10 +106,31 @@ static void same_size(const struct area *a, const struct area *b)
 		trouble = true;
 }
 
-static struct value add(struct value a, struct value b)
+/* Whether [first, middle) and [middle, end) are what a node of the tree over all leaves is cut into: looked for from the top. */
+static bool halves_of_a_node(uint32_t total, uint32_t first, uint32_t middle, uint32_t end)
+{
+	uint32_t low = 0, size = 1;
+	while (size < total)
+		size *= 2;
+	for (; size > 1; size /= 2) {
+		uint32_t half = low + size / 2, high = low + size < total ? low + size : total;
+		if (low == first && half == middle && high == end && half < high)
+			return true;
+		if (first >= half)
+			low = half;
+	}
+	return false;
+}
+
+static struct value add(const struct plan *plan, struct value a, struct value b)
 {
 	if (a.what != b.what)
 		a.what = GARBAGE;
+	if (plan->leaves) {
+		if (a.end != b.first || !halves_of_a_node(plan->leaves, a.first, a.end, b.end))
+			a.what = GARBAGE;
+		a.end = b.end;
+	}
 	for (int r = 0; r < MAX_RANKS; r++)
 		a.count[r] = (uint8_t)(a.count[r] + b.count[r]);
 	return a;
@@ -129,7 +153,7 @@ static struct data combine(struct adversary_rank *rank, const struct plan_step *
 			*first = source;
 		same_size(first, &source);
 		for (uint32_t i = 0; i < source.span && i < first->span; i++)
-			sum.values[i] = s ? add(sum.values[i], source.values[i]) : source.values[i];
+			sum.values[i] = s ? add(plan, sum.values[i], source.values[i]) : source.values[i];
 	}
 	finishes |= partial;
 	if (step->kind == PLAN_PUT && !step->keep)
@@ -140,7 +164,7 @@ static struct data combine(struct adversary_rank *rank, const struct plan_step *
 		sum.values[i].partial = partial;
 		/* An average divided too early would be divided again, or not be one. */
 		for (uint32_t r = 0; r < plan->size && finishes && !partial; r++)
-			if (sum.values[i].count[r] != 1)
+			if (plan->leaves ? sum.values[i].first || sum.values[i].end != plan->leaves : sum.values[i].count[r] != 1)
 				trouble = true;
 	}
 	return sum;
@@ -159,6 +183,15 @@ static void begin_operation(struct adversary_rank *rank)
 	rank->output = plan->in_place ? rank->input : rank->buffers[2 * rank->repeat + 1];
 	for (uint32_t i = 0; i < plan->work * MAX_SPAN; i++)
 		rank->work[i].what = GARBAGE;
+	if (plan->leaves) {
+		struct leaf_range roots[LEAVES_ROOTS_MOST];
+		unsigned layers = leaves_roots(plan->leaves, leaves_of_rank(plan->leaves, plan->size, plan->rank), roots);
+		for (size_t i = 0; i < cells; i++)
+			rank->output[i] = (struct value){.what = GARBAGE};
+		for (size_t i = 0; i < cells * layers; i++)
+			rank->input[i] = (struct value){.what = (uint32_t)(i % cells), .partial = true, .first = roots[i / cells].first, .end = roots[i / cells].end};
+		return;
+	}
 	for (size_t i = 0; i < cells; i++) {
 		rank->output[i] = rank->input[i] = (struct value){.what = GARBAGE};
 		bool mine = plan->collective == PLAN_BROADCAST ? plan->rank == plan->root
@@ -185,7 +218,9 @@ static void end_operation(struct adversary_rank *rank)
 			const struct value *got = &rank->output[block * plan->chunks + chunk];
 			if (got->what != block * plan->chunks + chunk || got->partial)
 				trouble = true;
-			for (uint32_t r = 0; r < plan->size; r++) {
+			if (plan->leaves && (got->first || got->end != plan->leaves))
+				trouble = true;
+			for (uint32_t r = 0; r < plan->size && !plan->leaves; r++) {
 				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
 					      : plan->collective == PLAN_ALL_GATHER || plan->collective == PLAN_BARRIER ? r == block
 														 : true;
@@ -337,7 +372,7 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		const struct plan *plan = plans[r];
 		ranks[r].plan = plan;
 		for (int i = 0; i < 2 * REPEATS; i++)
-			REQUIRE(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks, sizeof(struct value)));
+			REQUIRE(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks * (plan_layers(plan) + 1), sizeof(struct value)));
 		REQUIRE(ranks[r].slots = calloc(plan->channel_count * plan->slots * MAX_SPAN + 1, sizeof(struct value)));
 		for (uint32_t i = 0; i < plan->channel_count * plan->slots * MAX_SPAN; i++)
 			ranks[r].slots[i].what = GARBAGE;
@@ -406,13 +441,13 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 enum mutation {
 	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
 	WRONG_CHANNEL, WRONG_SPACE, WORK_SHIFTED, WORK_FEWER, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, PARTIAL_MORE,
-	PARTIAL_LESS, MUTATIONS
+	PARTIAL_LESS, WRONG_LAYER, OPERANDS_SWAPPED, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
 	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
 	"wrong space", "work slot shifted by one", "work slots one fewer", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span",
-	"taken for a partial sum", "not taken for a partial sum"};
+	"taken for a partial sum", "not taken for a partial sum", "another root", "operands of a sum swapped"};
 
 static struct {
 	unsigned long refused, accepted;
@@ -445,7 +480,7 @@ static void move_step(struct plan *plan, uint32_t from, uint32_t to)
 static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsigned which)
 {
 	struct plan_step *step = &plan->steps[at], copy = *step;
-	struct plan_operand *operand = operand_of(plan, step, which);
+	struct plan_operand *operand = operand_of(plan, step, which), swapped;
 	static const struct plan_affine always;
 	bool guarded = memcmp(&step->guard, &always, sizeof always);
 	bool loop = step->kind == PLAN_LOOP || step->kind == PLAN_END;
@@ -588,6 +623,18 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		operand->partial.base--;
 		return true;
+	case WRONG_LAYER:
+		if (!operand || operand->space != PLAN_INPUT || !plan->leaves)
+			return false;
+		operand->layer = operand->layer ? operand->layer - 1 : 1;
+		return true;
+	case OPERANDS_SWAPPED:
+		if (which || step->kind != PLAN_REDUCE || !plan->leaves)
+			return false;
+		swapped = plan->operands[step->sources];
+		plan->operands[step->sources] = plan->operands[step->sources + 1];
+		plan->operands[step->sources + 1] = swapped;
+		return true;
 	case MUTATIONS: break;
 	}
 	return false;
@@ -630,7 +677,8 @@ static uint64_t behaviour(const struct plan *plan)
 			else if (operand->space == PLAN_WORK)
 				place = UINT64_C(1) << 48 | plan_operand_slot(plan, operand, rank.vars);
 			else
-				place = (plan->in_place ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) + block * plan->chunks + chunk;
+				place = (plan->in_place && !operand->layer ? PLAN_OUTPUT : operand->space) * UINT64_C(1000000) +
+					operand->layer * UINT64_C(10000) + block * plan->chunks + chunk;
 			hash = ((hash ^ place) * UINT64_C(0x94d049bb133111eb) ^ elements) * 31;
 			hash += plan_affine_value(&operand->partial, rank.vars) > 0;
 			hash ^= hash >> 29;
@@ -787,6 +835,28 @@ static void every_mutant(const struct algorithm *algorithm)
 								try_mutants(size, victim, 5);
 						free_plans(size);
 					}
+}
+
+/* Leaves that ranks share in all kinds of ways. */
+static void every_ordered_mutant(void)
+{
+	static const struct algorithm ordered = {plan_build_ordered, 1u << PLAN_ALLREDUCE_ORDERED, 1, false};
+	const char *all = getenv("LONG");
+	for (uint32_t size = 1; size <= MAX_RANKS; size++)
+		for (uint32_t slots = 1; slots <= 3; slots++)
+			for (unsigned variant = 0; variant < 12; variant++) {
+				if (!(all && *all) && size > 2 && (size + slots + variant) % (size > 5 ? 9 : 4))
+					continue;
+				const uint32_t leaves[] = {size, 3 * size + 5, size / 2 + 1, 2 * size};
+				const uint64_t elements[] = {8, 128, 253};
+				struct plan_shape shape = {.collective = PLAN_ALLREDUCE_ORDERED, .size = size, .slots = slots, .chunk_elements = 16,
+							   .in_place = draw(2), .elements = elements[draw(3)], .leaves = leaves[variant % 4]};
+				build_with(&ordered, shape, variant / 4);
+				for (uint32_t victim = 0; victim < size; victim++)
+					if (size <= 3 || victim == (slots + variant) % size)
+						try_mutants(size, victim, 5);
+				free_plans(size);
+			}
 }
 
 /* ---- mutants that must be refused, each for its reason ----------------------------------------------------------------------- */
@@ -958,6 +1028,38 @@ static void known_faults(void)
 	mutate(plan, LOOP_LONGER, find(plan, PLAN_LOOP, 2), 0);
 	must_refuse(4, "a round too many", "");
 
+	/* Ranks 0 and 2 meet before their neighbours do: every leaf is in it once, but in another tree. */
+	struct plan_shape ordered = {.collective = PLAN_ALLREDUCE_ORDERED, .size = 4, .slots = 2, .chunk_elements = 16, .elements = 64, .leaves = 4};
+	const struct algorithm ordered_builder = {.build = plan_build_ordered};
+	build_with(&ordered_builder, ordered, 1);
+	for (uint32_t r = 0; r < 4; r++) {
+		plans[r]->rank = r == 1 || r == 2 ? 3 - r : r;
+		for (uint32_t i = 0; i < plans[r]->channel_count; i++)
+			if (plans[r]->channels[i].peer == 1 || plans[r]->channels[i].peer == 2)
+				plans[r]->channels[i].peer = 3 - plans[r]->channels[i].peer;
+	}
+	plan = plans[1];
+	plans[1] = plans[2];
+	plans[2] = plan;
+	must_refuse(4, "the wrong partner first", "which are not the halves of a node");
+
+	build_with(&ordered_builder, ordered, 0);
+	mutate(plans[1], OPERANDS_SWAPPED, find(plans[1], PLAN_REDUCE, 0), 0);
+	must_refuse(4, "right before left", "adds leaves 1..1 and 0..0, which are not the halves of a node");
+
+	build_with(&ordered_builder, ordered, 0);
+	mutate(plans[0], WRONG_BLOCK, find(plans[0], PLAN_REDUCE, 0), 1);
+	must_refuse(4, "another block's sum", "is no sum of leaves of block");
+
+	ordered.leaves = 6; /* 1, 2, 1 and 2 on a rank */
+	build_with(&ordered_builder, ordered, 0);
+	mutate(plans[1], WRONG_LAYER, find(plans[1], PLAN_PUT, 0), 0);
+	must_refuse(4, "another root", "which are not the halves of a node");
+
+	build_with(&ordered_builder, ordered, 0);
+	plans[3]->leaves = 7;
+	must_refuse(4, "another number of leaves", "plans of different shapes");
+
 	/* Two ranks that each wait for the other. */
 	const struct plan_shape pair = {.collective = PLAN_ALLREDUCE, .size = 2, .slots = 2, .chunk_elements = 16, .elements = 32};
 	build(pair, 1);
@@ -983,6 +1085,13 @@ int main(void)
 			after += tally[m].refused + tally[m].accepted;
 		printf("%lu mutants of algorithm %zu\n", after - before, a);
 	}
+	unsigned long before = 0, after = 0;
+	for (int m = 0; m < MUTATIONS; m++)
+		before += tally[m].refused + tally[m].accepted;
+	every_ordered_mutant();
+	for (int m = 0; m < MUTATIONS; m++)
+		after += tally[m].refused + tally[m].accepted;
+	printf("%lu mutants of ordered sums\n", after - before);
 	unsigned long refused = 0, accepted = 0;
 	printf("%-52s %10s %10s\n", "mutation", "refused", "harmless");
 	for (int m = 0; m < MUTATIONS; m++) {
