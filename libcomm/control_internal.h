@@ -43,6 +43,7 @@
 #define CONTROL_SUSPECT_MS 500
 #define CONTROL_LOST_MS 2000
 #define CONTROL_SETTLE_MS 300
+#define CONTROL_SETTLE_MOST_MS 1000 /* while a way round a cut is looked for */
 #define CONTROL_MAX_HELPERS 16
 #define CONTROL_MAX_LINKS_TO_PEER 4
 #define CONTROL_CLOSE_FLUSH_MS 1000
@@ -82,6 +83,7 @@ struct control_link {
 	bool local;
 	bool wants_write;
 	bool mute, farewell; /* the peer leaves, and gets nothing more from this rank; this rank leaves, and gets nothing more from the peer */
+	bool knows; /* the verdict */
 	int64_t silent_ns; /* this process's running time since the last heartbeat */
 	struct wire_reader reader;
 	uint8_t *out; /* what the kernel did not take at once: out[out_begin .. out_end) */
@@ -202,7 +204,8 @@ struct control {
 	uint64_t *heard; /* (size) number of the last numbered frame from each origin; this rank's own: that it sent last */
 	unsigned references;
 	bool judged; /* there is a verdict, which may still change until `aborted` */
-	struct st_deadline settle;
+	struct st_deadline settle, settle_most;
+	unsigned reaching; /* helpers that look for a way round a cut, to bring the verdict there */
 	struct wire_abort verdict;
 	char verdict_text[896];
 	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
@@ -334,6 +337,8 @@ enum control_question_kind {
 void control_inquire(struct control *control, uint32_t peer, enum control_question_kind kind, const char *seen);
 /* The same for the peer of a data link, in the caller's thread. Lock held on entry and return, not in between. */
 void control_inquire_here(struct control *control, uint32_t peer, const char *operation, const char *seen);
+/* A rank has not done in time what this one waits for: as control_inquire_here, but it is late when it answers. */
+void control_overdue(struct control *control, uint32_t rank, const char *operation, const char *detail);
 enum st_status control_ask_frame(struct control *control, struct control_link *link, const uint8_t *payload);
 enum st_status control_answer_frame(struct control *control, struct control_link *link, const uint8_t *payload);
 /* Waits for the helpers, which end soon after `closing`. Lock held. */
