@@ -263,15 +263,21 @@ void recorder_look(struct recorder *recorder)
 		put_time(&recorder->header->looked_ns, now_ns());
 }
 
+/* What comes after a failure says nothing of where the rank was when it came. */
+static inline bool records_callers(const struct recorder *recorder)
+{
+	return recorder && get(&recorder->header->state) == RECORDER_RUNNING;
+}
+
 void recorder_enter(struct recorder *recorder)
 {
-	if (recorder)
+	if (records_callers(recorder))
 		put(&recorder->header->waiting, get(&recorder->header->waiting) + 1);
 }
 
 void recorder_leave(struct recorder *recorder, bool entered)
 {
-	if (!recorder)
+	if (!records_callers(recorder))
 		return;
 	put_time(&recorder->header->left_ns, now_ns());
 	if (entered)
@@ -280,7 +286,7 @@ void recorder_leave(struct recorder *recorder, bool entered)
 
 void recorder_enter_decision(struct recorder *recorder)
 {
-	if (!recorder)
+	if (!records_callers(recorder))
 		return;
 	struct recorder_header *header = recorder->header;
 	put_time(&header->decision_ns, now_ns());
@@ -289,7 +295,7 @@ void recorder_enter_decision(struct recorder *recorder)
 
 void recorder_leave_decision(struct recorder *recorder)
 {
-	if (!recorder)
+	if (!records_callers(recorder))
 		return;
 	put_time(&recorder->header->left_ns, now_ns());
 	put(&recorder->header->decision, get(&recorder->header->decision) & ~UINT64_C(1));
@@ -302,6 +308,7 @@ void recorder_fail(struct recorder *recorder, const char *verdict)
 	struct recorder_header *header = recorder->header;
 	snprintf(header->verdict, sizeof header->verdict, "%s", verdict);
 	recorder_look(recorder);
+	put_time(&header->failed_ns, now_ns());
 	put(&header->state, RECORDER_FAILED);
 }
 

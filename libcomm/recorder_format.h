@@ -9,7 +9,7 @@
  *     differ or are odd the entry is torn, also in a copy that was made meanwhile, from the front or from the back;
  *   - start, finish and state are stored later, word by word, times before the state that tells of them; what it waits for lies likewise
  *     between `wait` and `wait_again`, which are 0 while it changes and numbered, so that no value comes back;
- *   - `verdict` is written before `state` says that the communicator has failed.
+ *   - `verdict` and failed_ns are written before `state` says that the communicator has failed.
  */
 #ifndef SYNCTRAIN_LIBCOMM_RECORDER_FORMAT_H
 #define SYNCTRAIN_LIBCOMM_RECORDER_FORMAT_H
@@ -61,8 +61,9 @@ struct recorder_header {
 	int64_t left_ns;                      /* when a call last returned */
 	uint64_t decision;                    /* how many comm_decide and comm_collect were entered << 1; | 1: inside the last one */
 	int64_t decision_ns;                  /* since when */
+	int64_t failed_ns;                    /* from then on waiting, left_ns and decision stay as they were */
 	char verdict[1024];
-	char pad[1984];
+	char pad[1976];
 };
 
 struct recorder_entry {

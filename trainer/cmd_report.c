@@ -1,4 +1,4 @@
-/* `synctrain report DIR`: reads the step records of a run and says who was slow. */
+/* `synctrain report DIR`: reads the step records of a run and says who was slow; with --hang the flight recorders, and who held the others up. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
@@ -6,6 +6,7 @@
 #include <sysexits.h>
 
 #include "common/command.h"
+#include "trainer/hang.h"
 #include "trainer/report.h"
 
 st_command_main cmd_report;
@@ -13,6 +14,7 @@ st_command_main cmd_report;
 static void usage(FILE *out)
 {
 	fputs("usage: synctrain report DIR [--all] [--json] [--steps A-B] [--warmup N] [--launch N]\n"
+	      "       synctrain report --hang DIR|FILE... [--all] [--json] [--job NAME]\n"
 	      "\n"
 	      "Reads the step records (steps-*.rec) that a run left in DIR and says who was slow.\n"
 	      "\n"
@@ -30,7 +32,18 @@ static void usage(FILE *out)
 	      "also in at least half of the stretches of the run. 'saving' is the part of step\n"
 	      "time that the job would not have needed without that host.\n"
 	      "\n"
-	      "Exit: 0, 64 usage, 65 no usable records, 66 no such directory, 77 not permitted.\n",
+	      "Exit: 0, 64 usage, 65 no usable records, 66 no such directory, 77 not permitted.\n"
+	      "\n"
+	      "With --hang it reads flight recorders (*.flight), in which each rank keeps its\n"
+	      "last 256 operations and what it waits for, and names the rank that held the\n"
+	      "others up and the operation: while the job hangs, or after it was killed or\n"
+	      "failed. They lie in SYNCTRAIN_RECORDER, else in synctrain-recorder-UID under\n"
+	      "TMPDIR or /tmp of each node; those of some ranks are enough to begin with.\n"
+	      "\n"
+	      "  --job NAME   of that job (default: of the one that started last)\n"
+	      "\n"
+	      "Exit: 0 somebody is named or the job's failure shown, 1 nobody waits for\n"
+	      "another, 64 usage, 65 no usable file, 66 no such directory, 77 not permitted.\n",
 	      out);
 }
 
@@ -70,17 +83,59 @@ static int usage_error(const char *option, const char *seen, const char *expecte
 	return EX_USAGE;
 }
 
+static int written(bool fine)
+{
+	if (!fine)
+		fputs("synctrain report: can't write to standard output\n", stderr);
+	return fine ? EX_OK : EX_IOERR;
+}
+
+static int report_hang(char *const *paths, size_t count, const char *job, bool all, bool json)
+{
+	struct hang_set set;
+	struct hang_report report;
+	int code = EX_OK;
+	enum st_status status = hang_load(paths, count, job, &set);
+
+	if (status == ST_OK) {
+		status = hang_judge(&set, &report);
+	} else if (set.notes) {
+		/* Why there is nothing to use is mostly in the notes. */
+		fputs(set.notes, stderr);
+	}
+	if (status == ST_OK) {
+		char *text = NULL;
+
+		if (json) {
+			status = hang_json(&report, &text);
+			if (status == ST_OK)
+				code = written(puts(text) >= 0 && fflush(stdout) == 0);
+		} else {
+			code = written(hang_print(&report, all, stdout));
+		}
+		if (code == EX_OK && report.verdict == HANG_NOBODY && !report.failed)
+			code = 1;
+		free(text);
+		hang_report_free(&report);
+	}
+	if (status != ST_OK)
+		code = st_command_failed("report", status);
+	hang_free(&set);
+	return code;
+}
+
 int cmd_report(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"all", no_argument, NULL, 'a'},       {"json", no_argument, NULL, 'j'},        {"steps", required_argument, NULL, 's'},
 		{"warmup", required_argument, NULL, 'w'}, {"launch", required_argument, NULL, 'l'}, {"help", no_argument, NULL, 'h'},
-		{0},
+		{"hang", no_argument, NULL, 'H'},      {"job", required_argument, NULL, 'J'},   {0},
 	};
 	struct train_report_options wanted;
 	struct train_record_set set;
 	struct train_report report;
-	bool all = false, json = false;
+	bool all = false, json = false, hang = false, steps = false;
+	const char *job = NULL;
 	enum st_status status;
 	const char *end;
 	uint64_t number;
@@ -95,15 +150,24 @@ int cmd_report(int argc, char **argv)
 		case 'j':
 			json = true;
 			break;
+		case 'H':
+			hang = true;
+			break;
+		case 'J':
+			job = optarg;
+			break;
 		case 's':
+			steps = true;
 			if (!parse_steps(optarg, &wanted))
 				return usage_error("--steps", optarg, "A-B, A-, -B or A");
 			break;
 		case 'w':
+			steps = true;
 			if (!parse_number(optarg, UINT64_MAX, &wanted.warmup, &end) || *end)
 				return usage_error("--warmup", optarg, "a number of steps");
 			break;
 		case 'l':
+			steps = true;
 			if (!parse_number(optarg, UINT32_MAX, &number, &end) || *end || !number)
 				return usage_error("--launch", optarg, "a number from 1");
 			wanted.launch = (uint32_t)number;
@@ -116,6 +180,14 @@ int cmd_report(int argc, char **argv)
 			return EX_USAGE;
 		}
 	}
+	if (hang && steps)
+		return usage_error("--hang", "--steps, --warmup or --launch with it", "none of these");
+	if (job && !hang)
+		return usage_error("--job", job, "--hang with it");
+	if (hang && optind == argc)
+		return usage_error("--hang", "nothing to read", "directories or files");
+	if (hang)
+		return report_hang(argv + optind, (size_t)(argc - optind), job, all, json);
 	if (optind + 1 != argc) {
 		fprintf(stderr, "synctrain report: seen %d directories, expected one; `synctrain report --help` tells more\n", argc - optind);
 		return EX_USAGE;

@@ -123,4 +123,9 @@ bool train_report_print(const struct train_report *report, const char *directory
 /* *text: malloc'ed JSON, see report_json.c for its keys. */
 enum st_status train_report_json(const struct train_report *report, const char *directory, char **text);
 
+/* Printable text after a label, wrapped at words at 80 columns; following lines begin under the text. Words longer than a line are cut. */
+void train_print_wrapped(FILE *out, const char *label, const char *text);
+/* Every line of a text behind the label, with what is not printable ASCII escaped. */
+void train_print_lines(FILE *out, const char *label, const char *text);
+
 #endif

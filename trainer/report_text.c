@@ -26,8 +26,7 @@ static void escape(const char *text, char *out, size_t bytes)
 	out[used] = 0;
 }
 
-/* Text after a label, wrapped at words; following lines begin under the text. Words longer than a line are cut. */
-static void print_wrapped(FILE *out, const char *label, const char *text)
+void train_print_wrapped(FILE *out, const char *label, const char *text)
 {
 	int indent = (int)strlen(label), column = indent;
 
@@ -55,8 +54,7 @@ static void print_wrapped(FILE *out, const char *label, const char *text)
 	fputc('\n', out);
 }
 
-/* Every line of text behind the label. */
-static void print_lines(FILE *out, const char *label, const char *text)
+void train_print_lines(FILE *out, const char *label, const char *text)
 {
 	char line[1024], clean[2048];
 
@@ -65,7 +63,7 @@ static void print_lines(FILE *out, const char *label, const char *text)
 
 		snprintf(line, sizeof line, "%.*s", (int)(length < sizeof line ? length : sizeof line - 1), text);
 		escape(line, clean, sizeof clean);
-		print_wrapped(out, label, clean);
+		train_print_wrapped(out, label, clean);
 		text += length + (text[length] == '\n');
 	}
 }
@@ -143,18 +141,18 @@ static void print_header(const struct train_report *report, const char *director
 	escape(report->launch->job, clean, sizeof clean);
 	snprintf(text, sizeof text, "%s: %u rank%s, %zu host%s", clean, report->launch->ranks, report->launch->ranks == 1 ? "" : "s",
 		 report->host_count, report->host_count == 1 ? "" : "s");
-	print_wrapped(out, "job      ", text);
+	train_print_wrapped(out, "job      ", text);
 	escape(directory, clean, sizeof clean);
 	snprintf(text, sizeof text, "%s, %zu file%s", clean, set->files, set->files == 1 ? "" : "s");
-	print_wrapped(out, "from     ", text);
+	train_print_wrapped(out, "from     ", text);
 	snprintf(text, sizeof text, "%llu-%llu: %zu used, %zu warm-up left out; %zu launch%s%s", (unsigned long long)report->first_step,
 		 (unsigned long long)report->last_step, report->steps, report->warmup_steps, report->launches, report->launches == 1 ? "" : "es",
 		 report->launches_left_out ? ", others left out since their ranks or hosts differ (--launch)" : "");
-	print_wrapped(out, "steps    ", text);
+	train_print_wrapped(out, "steps    ", text);
 	snprintf(text, sizeof text, "%zu of %llu records; %llu missing, %llu dropped, %llu superseded, %llu damaged", report->records,
 		 (unsigned long long)(report->records + report->missing), (unsigned long long)report->missing,
 		 (unsigned long long)report->dropped, (unsigned long long)set->superseded, (unsigned long long)set->damaged);
-	print_wrapped(out, "data     ", text);
+	train_print_wrapped(out, "data     ", text);
 	const struct train_report_spread *step = &report->of[TRAIN_REPORT_STEP];
 	snprintf(text, sizeof text, "mean %s ms, p50 %s, p95 %s, max %s", ms(step->mean_ns).text, ms(step->p50_ns).text,
 		 ms((double)step->p95_ns).text, ms((double)step->max_ns).text);
@@ -162,11 +160,11 @@ static void print_header(const struct train_report *report, const char *director
 		snprintf(text + strlen(text), sizeof text - strlen(text), "; %.4g tokens/s", report->tokens_per_s);
 	if (!isnan(report->first_loss))
 		snprintf(text + strlen(text), sizeof text - strlen(text), "; loss %.4g -> %.4g", report->first_loss, report->last_loss);
-	print_wrapped(out, "step     ", text);
+	train_print_wrapped(out, "step     ", text);
 	if (report->judged_steps && report->rank_count > 1) {
 		snprintf(text, sizeof text, "%s ms a step (max busy - median busy), %.0f %% of step time",
 			 ms(report->lost_ns / (double)report->judged_steps).text, share_of_time(report, report->lost_ns) * 100);
-		print_wrapped(out, "lost     ", text);
+		train_print_wrapped(out, "lost     ", text);
 	}
 }
 
@@ -310,10 +308,10 @@ bool train_report_print(const struct train_report *report, const char *directory
 	size_t count = 0;
 	struct ranked *order = choose_ranks(report, all, &count);
 
-	print_wrapped(out, "verdict: ", report->verdict_text);
+	train_print_wrapped(out, "verdict: ", report->verdict_text);
 	if (*report->evidence) {
 		fputc('\n', out);
-		print_lines(out, "  - ", report->evidence);
+		train_print_lines(out, "  - ", report->evidence);
 	}
 	fputc('\n', out);
 	print_header(report, directory, out);
@@ -331,7 +329,7 @@ bool train_report_print(const struct train_report *report, const char *directory
 	free(order);
 	if (report->set->notes) {
 		fputs("\nnotes on the files\n", out);
-		print_lines(out, "  - ", report->set->notes);
+		train_print_lines(out, "  - ", report->set->notes);
 	}
 	fflush(out);
 	return !ferror(out);
