@@ -8,6 +8,10 @@
 
 #include "control_internal.h"
 
+/* How long a neighbour may take to say that it knows the verdict. */
+#define ECHO_MS 80
+#define RETRY_MS 20
+
 bool control_tree_parent(const struct control *control, uint32_t rank, uint32_t *parent)
 {
 	const struct topo_world *world = control->world;
@@ -86,6 +90,14 @@ bool control_links_flushed(const struct control *control)
 	return true;
 }
 
+bool control_links_parted(const struct control *control)
+{
+	for (const struct control_link *link = control->links; link && !control->judged; link = link->next)
+		if (link->source.fd >= 0 && !link->farewell && !control->left[link->peer])
+			return false;
+	return control_links_flushed(control);
+}
+
 int64_t control_silence_ns(const struct control *control, uint32_t peer)
 {
 	int64_t least = INT64_MAX;
@@ -138,7 +150,7 @@ void control_link_send(struct control *control, struct control_link *link, uint3
 	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
 	size_t sent = 0;
 
-	if (link->source.fd < 0)
+	if (link->source.fd < 0 || link->mute)
 		return;
 	if (link->out_begin == link->out_end) {
 		ssize_t n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -204,10 +216,16 @@ enum st_status control_link_add(struct control *control, uint32_t peer, bool loc
 	if (control_same_name(control, peer) && control->reach[peer] == CONTROL_REACH_UNKNOWN)
 		control->reach[peer] = local ? CONTROL_REACH_LOCAL : CONTROL_REACH_REMOTE;
 
+	control_decisions_resend(control, link);
+	control_recent_send(control, link);
+	/* After what those who left have said before. */
 	for (uint32_t r = 0; r < control->size; r++)
 		if (control->left[r])
-			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r}, sizeof(struct wire_goodbye), NULL, 0);
-	control_decisions_resend(control, link);
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .whole = 1, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
+		else if (control->root.left[r])
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
 	if (control->judged)
 		control_link_send(control, link, WIRE_ABORT, &control->verdict, sizeof control->verdict, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
@@ -256,7 +274,8 @@ static void verdict_text(struct control *control)
 		snprintf(text, bytes, "%s failed%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_LEFT:
-		snprintf(text, bytes, "%s left the job%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		/* The detail says what else it left: a communicator. */
+		snprintf(text, bytes, "%s left%s%s%s%s%s%s", who, v->detail[0] ? "" : " the job", during, v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_PROTOCOL:
 		snprintf(text, bytes, "%s sent bytes that no correct rank sends%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
@@ -294,13 +313,33 @@ static void tell(struct control *control)
 	pthread_cond_broadcast(&control->changed);
 }
 
+/* The tree may be cut without anybody having noticed yet: to a neighbour that does not say that it knows the verdict, a way round is looked for. */
+static int reach_all(struct control *control)
+{
+	if (!control->judged || atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		return 1000;
+	int64_t left_ns = control->settle.left_ns - (CONTROL_SETTLE_MS - ECHO_MS) * ST_NS_PER_MS;
+	if (left_ns > 0)
+		return (int)(left_ns / ST_NS_PER_MS) + 1;
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->source.fd < 0 || link->local || link->knows)
+			continue;
+		link->knows = true; /* asked for once */
+		if (link->peer != control->verdict.culprit)
+			control_inquire(control, link->peer, CONTROL_QUESTION_REACH, "");
+	}
+	return 1000;
+}
+
 int control_settle_tick(struct control *control)
 {
 	if (!control->judged || atomic_load_explicit(&control->aborted, memory_order_relaxed))
 		return 1000;
-	int left_ms = st_deadline_poll_ms(&control->settle);
+	int left_ms = st_deadline_poll_ms(&control->settle), reach_ms = reach_all(control);
 	if (left_ms > 0)
-		return left_ms;
+		return left_ms < reach_ms ? left_ms : reach_ms;
+	if (control->reaching && !st_deadline_expired(&control->settle_most))
+		return RETRY_MS;
 	tell(control);
 	return 1000;
 }
@@ -313,19 +352,17 @@ static void take_verdict(struct control *control, const struct wire_abort *verdi
 		return;
 	control->verdict = *verdict;
 	control->judged = true;
-	control_flood(control, from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
+	/* The first also back to where it came from: so everybody hears from all its neighbours that they know. */
+	control_flood(control, first ? NULL : from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
 	if (!first)
 		return;
 	control->settle = st_deadline_in_ms(CONTROL_SETTLE_MS);
+	control->settle_most = st_deadline_in_ms(CONTROL_SETTLE_MOST_MS);
 	if (control->size == 1)
 		tell(control);
 	else
 		control_wake(control); /* the service thread shall look at the time */
-	/* The tree may be cut here without anybody having noticed yet: another way round is looked for. */
-	for (struct control_link *link = control->links; link; link = link->next)
-		if (link->source.fd >= 0 && link != from && !link->local && is_silent(control, link) && verdict->culprit != link->peer)
-			control_inquire(control, link->peer, CONTROL_QUESTION_REACH, "");
 }
 
 static void judge(struct control *control, uint32_t culprit, uint32_t other, enum control_how how, const char *operation, const char *detail)
@@ -338,9 +375,11 @@ static void judge(struct control *control, uint32_t culprit, uint32_t other, enu
 		snprintf(verdict.operation, sizeof verdict.operation, "%s", operation);
 	} else {
 		const char *name = atomic_load_explicit(&control->doing_name, memory_order_relaxed);
+		const struct control_group *group =
+			control_group_find(control, atomic_load_explicit(&control->doing_context, memory_order_relaxed));
 		if (name)
-			snprintf(verdict.operation, sizeof verdict.operation, "%s %llu", name,
-				 (unsigned long long)atomic_load_explicit(&control->doing_sequence, memory_order_relaxed));
+			snprintf(verdict.operation, sizeof verdict.operation, "%s %llu%s", name,
+				 (unsigned long long)atomic_load_explicit(&control->doing_sequence, memory_order_relaxed), group ? group->label : "");
 	}
 	if (detail)
 		snprintf(verdict.detail, sizeof verdict.detail, "%s", detail);
@@ -369,36 +408,37 @@ enum st_status control_verdict_await(struct control *control)
 {
 	while (control->judged && !atomic_load_explicit(&control->aborted, memory_order_relaxed)) {
 		control_settle_tick(control);
-		if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
-			control_wait(control, &control->settle);
+		if (!atomic_load_explicit(&control->aborted, memory_order_relaxed)) {
+			struct st_deadline next = st_deadline_in_ms(RETRY_MS);
+			control_wait(control, control->settle.left_ns > 0 ? &control->settle : &next);
+		}
 	}
 	return control_verdict(control);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------------------------------- */
 
-void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from)
+void control_mark_left(struct control *control, uint32_t rank, uint64_t entered, const struct control_link *from)
 {
-	struct wire_goodbye goodbye = {.rank = rank};
+	struct wire_goodbye goodbye = {.rank = rank, .whole = 1, .entered = entered};
 
 	if (control->left[rank])
 		return;
 	control->left[rank] = true;
+	if (!control->root.left[rank] || entered < control->root.entered[rank]) {
+		control->root.left[rank] = true;
+		control->root.entered[rank] = entered;
+	}
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->peer != rank || link->source.fd < 0)
+			continue;
+		/* It passes nothing on for much longer: from here on it is no neighbour. */
+		control_link_send(control, link, WIRE_FAREWELL, NULL, 0, NULL, 0);
+		link->mute = true;
+		control_rejoin_soon(control);
+	}
 	control_flood(control, from, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
-}
-
-static enum st_status goodbye_frame(struct control *control, struct control_link *link, const uint8_t *payload)
-{
-	struct wire_goodbye goodbye;
-
-	memcpy(&goodbye, payload, sizeof goodbye);
-	if (goodbye.rank >= control->size || goodbye.zero)
-		return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u of %u", goodbye.rank, control->size);
-	/* Of this rank itself: someone who was cut off took it for gone. */
-	if (goodbye.rank != control->rank)
-		control_mark_left(control, goodbye.rank, link);
-	return ST_OK;
 }
 
 static enum st_status abort_frame(struct control *control, struct control_link *link, const uint8_t *payload)
@@ -410,6 +450,7 @@ static enum st_status abort_frame(struct control *control, struct control_link *
 		return st_fail(ST_ERR_PROTOCOL, "an abort by rank %u because of rank %u, how %u", verdict.detector, verdict.culprit, verdict.how);
 	wire_clean_text(verdict.operation, sizeof verdict.operation);
 	wire_clean_text(verdict.detail, sizeof verdict.detail);
+	link->knows = true;
 	take_verdict(control, &verdict, link);
 	return ST_OK;
 }
@@ -426,7 +467,13 @@ static enum st_status frame(struct control *control, struct control_link *link)
 		link->silent_ns = 0;
 		return ST_OK;
 	case WIRE_GOODBYE:
-		return goodbye_frame(control, link, reader->payload);
+		return control_goodbye_frame(control, link, reader->payload);
+	case WIRE_FAREWELL:
+		link->farewell = true;
+		pthread_cond_broadcast(&control->changed);
+		return ST_OK;
+	case WIRE_RESEND:
+		return control_resend_frame(control, link, reader->payload);
 	case WIRE_ABORT:
 		return abort_frame(control, link, reader->payload);
 	case WIRE_ASK:
@@ -444,7 +491,7 @@ static void lost(struct control *control, struct control_link *link, int error)
 	uint32_t peer = link->peer;
 
 	close_link(control, link);
-	if (control->left[peer]) { /* in an orderly way; whoever still needs it will find out by `left` */
+	if (control->left[peer] || link->farewell) { /* in an orderly way; whoever still needs it will find out by `left` */
 		control_rejoin_soon(control);
 		return;
 	}
@@ -508,7 +555,7 @@ static void judge_silence(struct control *control, struct control_link *link)
 	if (link->silent_ns < stall_ns / 2 || control->judged)
 		return;
 	control_link_ready(control, link, 0);
-	if (link->source.fd < 0 || link->silent_ns < stall_ns / 2 || control->left[peer])
+	if (link->source.fd < 0 || link->silent_ns < stall_ns / 2 || control->left[peer] || link->farewell)
 		return;
 	snprintf(seen, sizeof seen, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
 	if (!link->local)
