@@ -373,6 +373,8 @@ static void choose(struct loader *loader, const char *job, struct hang_set *set)
 			latest = loader->files[i];
 	if (latest)
 		snprintf(set->job, sizeof set->job, "%s", latest->header.job);
+	const uint32_t world_size = latest ? latest->header.world_size : 0;
+	char last_job[sizeof set->job] = "";
 	size_t kept = 0;
 	for (size_t i = 0; i < loader->count; i++) {
 		struct hang_file *file = loader->files[i];
@@ -380,10 +382,11 @@ static void choose(struct loader *loader, const char *job, struct hang_set *set)
 		const struct hang_file *before = kept ? set->files[kept - 1] : NULL;
 		const char *other = NULL;
 		if (!latest || strcmp(head->job, set->job)) {
-			if (!i || strcmp(head->job, loader->files[i - 1]->header.job))
+			if (strcmp(head->job, last_job))
 				add_job(set, head->job);
+			snprintf(last_job, sizeof last_job, "%s", head->job);
 			other = "";
-		} else if (head->world_size != latest->header.world_size) {
+		} else if (head->world_size != world_size) {
 			other = "another world size than the job's newest file";
 		} else if (before && before->header.context == head->context && before->header.size != head->size) {
 			other = "another number of ranks than others of its communicator";
@@ -396,7 +399,6 @@ static void choose(struct loader *loader, const char *job, struct hang_set *set)
 		}
 		if (*other)
 			note(loader, "rank %" PRIu32 " on %s: left out, %s", head->world_rank, head->host, other);
-		loader->files[i] = NULL;
 		free_file(file);
 	}
 	set->count = kept;
