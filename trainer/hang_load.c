@@ -120,13 +120,16 @@ static bool usable(struct hang_file *file, struct recorder_entry *entry)
 	if (state > RECORDER_BROKEN || (entry->shape >> 16 & 0xff) > PLAN_BARRIER || (entry->shape >> 8 & 0xff) >= COMM_TYPES ||
 	    (entry->shape & 0xff) >= COMM_OPS)
 		return false;
+	/* A copy from the back may have the state and not yet its time. */
+	if (((state == RECORDER_STARTED || state == RECORDER_DONE) && !entry->started_ns) || (state >= RECORDER_DONE && !entry->finished_ns))
+		return false;
 	if (state == RECORDER_ISSUED)
 		entry->started_ns = 0;
 	if (state < RECORDER_DONE)
 		entry->finished_ns = 0;
 	if (!to_wall(file, &entry->issued_ns) || !to_wall(file, &entry->started_ns) || !to_wall(file, &entry->finished_ns))
 		return false;
-	if (entry->wait != entry->wait_again || !to_wall(file, &entry->wait_since_ns) || hang_peer(entry) >= file->header.world_size ||
+	if (entry->wait != entry->wait_again || entry->wait_sequence != entry->tag >> 1 || !to_wall(file, &entry->wait_since_ns) || hang_peer(entry) >= file->header.world_size ||
 	    (entry->wait & 0x7f) > RECORDER_WAIT_ROOM || !(entry->wait & 0x7f))
 		entry->wait = 0;
 	return true;

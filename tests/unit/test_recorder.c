@@ -173,6 +173,45 @@ static void test_round_trip(void)
 	hang_free(&set);
 }
 
+/*
+ * Copies that were made while the writer went on: words from the front as they were at one moment, the rest as of a later one, and the other way
+ * round.  What passes for whole has the identity of one operation.
+ */
+static void check_copies(const char *path, const struct recorder_entry *moments, size_t count, size_t index)
+{
+	static char copy[RECORDER_FILE_BYTES];
+	const char *made = temporary_path("copy.flight");
+	const size_t words = sizeof *moments / 8;
+	unsigned whole = 0, torn = 0;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	REQUIRE(fd >= 0 && read(fd, copy, sizeof copy) == (ssize_t)sizeof copy);
+	close(fd);
+	memset(copy + sizeof(struct recorder_header), 0, sizeof copy - sizeof(struct recorder_header));
+	fd = open(made, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	REQUIRE(fd >= 0 && write(fd, copy, sizeof copy) == (ssize_t)sizeof copy);
+	for (size_t i = 0; i < count; i++)
+		for (size_t k = i + 1; k < count; k++)
+			for (size_t cut = 1; cut < 2 * words; cut++) {
+				struct recorder_entry mixed_entry = moments[cut < words ? k : i];
+				memcpy(&mixed_entry, &moments[cut < words ? i : k], cut % words * 8);
+				if (cut == words)
+					continue;
+				REQUIRE(pwrite(fd, &mixed_entry, sizeof mixed_entry, (off_t)(sizeof(struct recorder_header) + index * sizeof mixed_entry)) ==
+					(ssize_t)sizeof mixed_entry);
+				struct hang_set set;
+				REQUIRE(load(made, &set));
+				for (size_t e = 0; e < set.files[0]->count; e++)
+					check_entry(&set.files[0]->entries[e]);
+				whole += set.files[0]->count == 1;
+				torn += set.files[0]->torn == 1;
+				hang_free(&set);
+			}
+	printf("%zu moments of an entry: of copies made between two, %u are whole and %u torn\n", count, whole, torn);
+	CHECK(whole && torn, " ");
+	close(fd);
+	unlink(made);
+}
+
 /* The writer goes on instruction by instruction, and after each one that changed the file its reader finds whole truths or nothing. */
 static void test_every_store(void)
 {
@@ -205,6 +244,10 @@ static void test_every_store(void)
 	if (WIFEXITED(status)) {
 		printf("no ptrace here: no look after every store\n");
 	} else {
+		static struct recorder_entry moments[200];
+		const struct recorder_entry *entries = (const struct recorder_entry *)(now + sizeof(struct recorder_header));
+		size_t moment_count = 1;
+		moments[0] = entries[OLD];
 		unsigned changes = 0, torn = 0, old = 0, states[4] = {0}, waits = 0, verdicts = 0;
 		for (int first = 1;; first = 0) {
 			if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) < 0 || waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
@@ -215,6 +258,8 @@ static void test_every_store(void)
 				continue;
 			memcpy(before, now, RECORDER_FILE_BYTES);
 			changes++;
+			if (memcmp(&moments[moment_count - 1], &entries[OLD], sizeof *entries) && moment_count < 200)
+				moments[moment_count++] = entries[OLD];
 			struct hang_set set;
 			REQUIRE(load(path, &set));
 			const struct hang_file *file = set.files[0];
@@ -239,6 +284,7 @@ static void test_every_store(void)
 		      verdicts);
 		kill(child, SIGKILL);
 		waitpid(child, &status, 0);
+		check_copies(path, moments, moment_count, OLD);
 	}
 	munmap((void *)(uintptr_t)now, RECORDER_FILE_BYTES);
 	close(fd);
@@ -358,7 +404,7 @@ static void test_hostile(void)
 				if (words >= 512 && words % 16 == 0)
 					memcpy(bad + (words + 7) * 8, &word, 8);
 				if (words >= 512 && words % 16 == 8)
-					memcpy(bad + (words + 4) * 8, &word, 8);
+					memcpy(bad + (words + 5) * 8, &word, 8);
 			}
 			struct recorder_header header;
 			memcpy(&header, bad, sizeof header);
