@@ -5,6 +5,7 @@
 #   make check           sets up everything and passes all tests;  T=name runs the tests whose name holds it
 #   make check-long      the long forms as well
 #   make check SAN=address,undefined | SAN=thread
+#   make fuzz T=name SECONDS=600            libFuzzer, for each target whose name holds it; needs clang; findings go to build/fuzz/found/
 #   make bench           ratios against peers in the same run
 #   make install DESTDIR= prefix= libexecdir= sysconfdir= slurm_plugindir=; uninstall takes the same
 
@@ -35,7 +36,17 @@ comma := ,
 B := build/san-$(subst $(comma),-,$(SAN))
 SANFLAGS = -fsanitize=$(SAN) -fno-omit-frame-pointer -O1
 endif
-FORTIFY = $(if $(SAN),,-D_FORTIFY_SOURCE=2)
+FORTIFY = $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
+
+# `make fuzz` comes back here with FUZZ=1.  Clang can't compile the vector kernels, where there is nothing to find for a fuzzer.
+ifdef FUZZ
+B := build/fuzz
+CLANG ?= clang
+CC := $(CLANG)
+SANFLAGS = -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
+$(B)/obj/libcomm/reduc%.o $(B)/obj/trainer/kernels.o: CC := cc
+$(B)/obj/libcomm/reduc%.o $(B)/obj/trainer/kernels.o: SANFLAGS :=
+endif
 
 PKGS     = json-c libcrypto libxxhash pmix
 PKGFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
@@ -57,6 +68,8 @@ HELPER_SRC   := $(wildcard spank-plugin/helpers/*.c)
 HELPERS      := $(HELPER_SRC:spank-plugin/helpers/%.c=$(B)/libexec/synctrain/%)
 UNIT_SRC     := $(wildcard tests/unit/test_*.c)
 UNIT_TESTS   := $(UNIT_SRC:tests/unit/%.c=$(B)/tests/%)
+FUZZ_NAMES   := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_TESTS   := $(FUZZ_NAMES:%=$(B)/tests/test_fuzz_%)
 
 obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
 LIBS := $(B)/lib/libtrainer.a $(B)/lib/libcomm.a $(B)/lib/libtopology.a $(B)/lib/libcommon.a
@@ -151,7 +164,18 @@ $(HELPERS): $(B)/libexec/synctrain/%: $(B)/obj/spank-plugin/helpers/%.o $(B)/obj
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -Wl,--as-needed -pie -o $@ $^ $(PKGLIBS)
 
-$(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(LIBS)
+# ThreadSanitizer knows memory by its address: see one_mapping.c.
+ifeq ($(SAN),thread)
+ONE_MAPPING := $(B)/obj/tests/unit/one_mapping.o
+ONE_MAPPING_FLAGS := -Wl,--wrap=mmap,--wrap=munmap
+endif
+$(UNIT_TESTS): $(B)/tests/%: $(B)/obj/tests/unit/%.o $(ONE_MAPPING) $(LIBS)
+	@mkdir -p $(@D)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(ONE_MAPPING_FLAGS) -o $@ $^ $(SYSLIBS)
+
+# Fuzz targets as tests: seeds and drawn mutations, with any compiler.
+$(FUZZ_TESTS): $(B)/tests/test_fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(LIBS)
 	@mkdir -p $(@D)
 	$(call note,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
@@ -164,7 +188,17 @@ $(FAULT_PROGRAMS): $(B)/tests/faults/%: $(B)/obj/tests/faults/%.o $(LIBS)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(SYSLIBS)
 
 .PHONY: unit-tests
-unit-tests: $(UNIT_TESTS) $(FAULT_PROGRAMS)
+unit-tests: $(UNIT_TESTS) $(FUZZ_TESTS) $(FAULT_PROGRAMS)
+
+$(B)/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(LIBS)
+	$(call note,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -fsanitize=fuzzer -o $@ $^ $(SYSLIBS)
+
+SECONDS ?= 60
+.PHONY: fuzz
+fuzz: $(FUZZ_TESTS)
+	+@$(MAKE) --no-print-directory FUZZ=1 $(foreach name,$(FUZZ_NAMES),$(if $(findstring $(T),$(name)),build/fuzz/fuzz_$(name)))
+	@tests/fuzz/run $(SECONDS) $(foreach name,$(FUZZ_NAMES),$(if $(findstring $(T),$(name)),$(name)))
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 

@@ -38,6 +38,10 @@ enum st_status st_fail(enum st_status status, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(message, sizeof message, format, args);
 	va_end(args);
+	/* One line, whatever it quotes: no control character reaches a terminal. */
+	for (char *p = message; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			*p = '?';
 	return status;
 }
 

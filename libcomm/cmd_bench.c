@@ -81,7 +81,7 @@ static bool parse_number(const char *text, bool suffix, uint64_t minimum, uint64
 	char *end;
 	errno = 0;
 	unsigned long long number = strtoull(text, &end, 10);
-	if (errno || end == text || *text == '-')
+	if (errno || *text < '0' || *text > '9')
 		return false;
 	unsigned shift = 0;
 	if (suffix && *end) {

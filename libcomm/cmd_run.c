@@ -84,19 +84,21 @@ static enum st_status number(const char *option, const char *text, double minimu
 
 	errno = 0;
 	*value = strtod(text, &end);
-	if (end == text || *end || errno || !(*value >= minimum && *value <= maximum))
+	/* Digits and a point: no 1e1, 0x10, inf or blanks. */
+	if (end == text || *end || text[strspn(text, "0123456789.")] || errno || !(*value >= minimum && *value <= maximum))
 		return st_fail(ST_ERR_USAGE, "%s: seen '%.40s', expected a number from %.10g to %.10g", option, text, minimum, maximum);
 	return ST_OK;
 }
 
 static enum st_status whole_number(const char *option, const char *text, uint32_t maximum, uint32_t *value)
 {
-	double real;
+	char *end;
 
-	ST_TRY(number(option, text, 1, maximum, &real));
-	*value = (uint32_t)real;
-	if ((double)*value != real)
-		return st_fail(ST_ERR_USAGE, "%s: seen '%.40s', expected a whole number", option, text);
+	errno = 0;
+	unsigned long long number = strtoull(text, &end, 10);
+	if (*text < '0' || *text > '9' || *end || errno || number < 1 || number > maximum)
+		return st_fail(ST_ERR_USAGE, "%s: seen '%.40s', expected a whole number from 1 to %u", option, text, maximum);
+	*value = (uint32_t)number;
 	return ST_OK;
 }
 

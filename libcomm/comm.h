@@ -58,7 +58,8 @@ struct comm_options {
 	                                  takes slots * chunk_bytes of memory per link and direction */
 	size_t fusion_bytes;           /* all-reduces of a group run as one up to this size, default 128 KiB, at most 64 MiB, 0: never; likewise.  Each
 	                                  lane that fuses takes as much memory */
-	bool progress_thread;          /* a helper thread moves operations on while the application computes; default: only calls do */
+	bool progress_thread;          /* a helper thread moves operations on while the application computes; default: only calls do.  Of a process that
+	                                  forks, only the parent has it: the child leaves the communicator alone */
 	const char *interface;         /* network interface for TCP, NULL: chosen (see bootstrap.h); borrowed */
 };
 

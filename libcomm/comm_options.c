@@ -35,7 +35,7 @@ static enum st_status number_from_environment(const char *name, int64_t minimum,
 	char *end;
 	errno = 0;
 	long long number = strtoll(text, &end, 10);
-	if (errno || *end || end == text || number < minimum || number > maximum)
+	if (errno || *end || *text < '0' || *text > '9' || number < minimum || number > maximum)
 		return st_fail(ST_ERR_CONFIG, "%s: '%.64s', expected a number from %" PRId64 " to %" PRId64, name, text, minimum, maximum);
 	*value = number;
 	return ST_OK;

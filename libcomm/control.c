@@ -167,6 +167,9 @@ static enum st_status join_parent(struct control *control, uint32_t parent, stru
 		snprintf(why, sizeof why, "%s", st_message());
 		if (status == ST_ERR_UNAVAILABLE)
 			return control_abort(control, parent, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");
+		/* It may be stopped, its host down, the link to it cut. */
+		if (status == ST_ERR_TIMEOUT)
+			return control_suspect(control, parent, "start-up", why);
 		return control_abort(control, parent, CONTROL_HOW_LINK, "start-up", why);
 	}
 	pthread_mutex_lock(&control->lock);
@@ -201,6 +204,13 @@ static enum st_status probe_child(struct control *control, uint32_t child, unsig
 	return control_abort(control, child, CONTROL_HOW_EXITED, "start-up", "nothing listens at its address any more");
 }
 
+static int64_t left_ms(struct st_deadline *deadline)
+{
+	if (st_deadline_expired(deadline))
+		return 0;
+	return deadline->left_ns / ST_NS_PER_MS;
+}
+
 static enum st_status wait_for_children(struct control *control, struct st_deadline *deadline)
 {
 	unsigned *refusals = calloc(control->size, sizeof *refusals);
@@ -218,11 +228,11 @@ static enum st_status wait_for_children(struct control *control, struct st_deadl
 		if (st_deadline_expired(deadline)) {
 			char detail[96];
 			snprintf(detail, sizeof detail, "it did not connect within %.1f s", (double)control->startup_timeout_ms / 1e3);
-			control_abort_locked(control, child, CONTROL_HOW_LATE, "start-up", detail);
+			control_overdue(control, child, "start-up", detail);
 			control_verdict_await(control);
 			continue;
 		}
-		if (!control_wait(control, &probe)) {
+		if (!control_wait(control, &probe) && left_ms(deadline) > PROBE_EVERY_MS) {
 			for (bool more = true; more && status == ST_OK; more = missing_child(control, child + 1, &child)) {
 				pthread_mutex_unlock(&control->lock);
 				status = probe_child(control, child, refusals);
@@ -253,20 +263,19 @@ static void tell_children(struct control *control)
 	pthread_mutex_unlock(&control->lock);
 }
 
-static int64_t left_ms(struct st_deadline *deadline)
-{
-	if (st_deadline_expired(deadline))
-		return 0;
-	return deadline->left_ns / ST_NS_PER_MS;
-}
-
 static enum st_status join_tree(struct control *control, struct st_deadline *deadline)
 {
-	uint32_t parent;
+	int64_t step_ms = control->startup_timeout_ms / 6 < 2000 ? control->startup_timeout_ms / 6 : 2000;
+	struct st_deadline sooner = *deadline;
+	uint32_t parent, above = control->rank;
 
+	/* The neighbours of a rank that does not come shall name it, before those who wait for them name them: the deeper, the sooner. */
+	sooner.left_ns -= step_ms * ST_NS_PER_MS;
+	while (control_tree_parent(control, above, &above))
+		sooner.left_ns -= step_ms * ST_NS_PER_MS;
 	if (control_tree_parent(control, control->rank, &parent))
-		ST_TRY(join_parent(control, parent, deadline));
-	ST_TRY(wait_for_children(control, deadline));
+		ST_TRY(join_parent(control, parent, &sooner));
+	ST_TRY(wait_for_children(control, &sooner));
 	/* Decision 0: when it ends, everybody is connected and the launcher's service can be left. */
 	return control_decide(control, WIRE_DECISION_GATHER, NULL, 0, NULL, left_ms(deadline), "start-up");
 }

@@ -14,6 +14,7 @@
 #define RETRY_FIRST_MS 10
 #define RETRY_LONGEST_MS 500
 #define PROBE_MS 1000
+#define SOONER_MS 5000
 #define REFUSALS_OF_THE_DEAD 3
 
 union address {
@@ -74,7 +75,7 @@ static enum st_status address_of(const struct control *control, uint32_t peer, b
 static enum st_status wait_for(struct control *control, int fd, short events, struct st_deadline *deadline, int longest_ms, bool interruptible,
 				const char *whom)
 {
-	struct pollfd fds[2] = {{.fd = control->event_fd, .events = POLLIN}, {.fd = fd, .events = events}};
+	struct pollfd fds[2] = {{.fd = interruptible ? control->event_fd : -1, .events = POLLIN}, {.fd = fd, .events = events}};
 	int sleep_ms = st_deadline_poll_ms(deadline);
 
 	if (sleep_ms == 0)
@@ -83,8 +84,10 @@ static enum st_status wait_for(struct control *control, int fd, short events, st
 		sleep_ms = longest_ms;
 	if (poll(fds, 2, sleep_ms) < 0 && errno != EINTR)
 		return st_fail_errno("poll");
+	if (!interruptible)
+		return ST_OK;
 	ST_TRY(control_check(control));
-	if (interruptible && atomic_load_explicit(&control->closing, memory_order_relaxed))
+	if (atomic_load_explicit(&control->closing, memory_order_relaxed))
 		return st_fail(ST_ERR_INTERRUPTED, "this rank is leaving the job");
 	return ST_OK;
 }
@@ -333,6 +336,9 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
 		return st_fail(ST_ERR_USAGE, "rank %u is on %s, not on this node", peer, node_name(control, peer));
 	ST_TRY(control_check(control));
 	if (control->rank < peer) {
+		/* Who can't connect must have said why before those who wait for it call it late. */
+		int64_t sooner_ms = control->startup_timeout_ms * 3 / 8 < SOONER_MS ? control->startup_timeout_ms * 3 / 8 : SOONER_MS;
+		deadline.left_ns -= sooner_ms * ST_NS_PER_MS;
 		status = control_connect(control, peer, WIRE_PURPOSE_DATA, channel, local, &deadline, fd);
 		return status == ST_OK ? ST_OK : peer_failed(control, peer, status, operation);
 	}
@@ -353,7 +359,7 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
 			char detail[128];
 			snprintf(detail, sizeof detail, "it did not open data channel %u within %.1f s", channel,
 				 (double)control->startup_timeout_ms / 1e3);
-			control_abort_locked(control, peer, CONTROL_HOW_LATE, operation, detail);
+			control_overdue(control, peer, operation, detail);
 		}
 	}
 	pthread_mutex_unlock(&control->lock);
@@ -380,7 +386,7 @@ enum st_status control_same_node(struct control *control, uint32_t peer, bool *s
 		if (status == ST_OK && control->left[peer])
 			control_abort_locked(control, peer, CONTROL_HOW_LEFT, "wiring", "");
 		else if (status == ST_OK && !control_wait(control, &deadline))
-			control_abort_locked(control, peer, CONTROL_HOW_LATE, "wiring", "it did not probe this rank's Unix socket in time");
+			control_overdue(control, peer, "wiring", "it did not probe this rank's Unix socket in time");
 		reach = control->reach[peer];
 	}
 	pthread_mutex_unlock(&control->lock);

@@ -201,6 +201,17 @@ void control_inquire_here(struct control *control, uint32_t peer, const char *op
 	judge(control, peer, &finding, operation, seen);
 }
 
+void control_overdue(struct control *control, uint32_t rank, const char *operation, const char *detail)
+{
+	struct finding finding;
+
+	find_out(control, rank, false, &finding);
+	if (finding.own == CONTROL_SIGN_ALIVE && !control->left[rank])
+		control_abort_locked(control, rank, CONTROL_HOW_LATE, operation, detail);
+	else
+		judge(control, rank, &finding, operation, detail);
+}
+
 /* False: it was heard again meanwhile, or the verdict is another's. */
 static bool stays_silent(struct control *control, uint32_t peer)
 {
@@ -228,7 +239,10 @@ static void inquire(struct helper *helper)
 	find_out(control, helper->peer, helper->kind == CONTROL_QUESTION_REACH, &finding);
 	if (helper->kind == CONTROL_QUESTION_ENDED || (helper->kind == CONTROL_QUESTION_SILENT && stays_silent(control, helper->peer)))
 		judge(control, helper->peer, &finding, NULL, helper->seen);
-	control->inquired[helper->peer] = false;
+	if (helper->kind == CONTROL_QUESTION_REACH)
+		control->reaching--;
+	else
+		control->inquired[helper->peer] = false;
 }
 
 static void bear_witness(struct helper *helper)
@@ -295,14 +309,18 @@ void control_inquire(struct control *control, uint32_t peer, enum control_questi
 {
 	struct helper helper = {.control = control, .work = HELPER_FINDS_OUT, .kind = kind, .peer = peer};
 
-	if (control->inquired[peer] || atomic_load_explicit(&control->closing, memory_order_relaxed) ||
+	const bool judges = kind != CONTROL_QUESTION_REACH;
+	if ((judges && control->inquired[peer]) || atomic_load_explicit(&control->closing, memory_order_relaxed) ||
 	    atomic_load_explicit(&control->aborted, memory_order_relaxed))
 		return;
 	snprintf(helper.seen, sizeof helper.seen, "%s", seen);
-	control->inquired[peer] = true;
-	if (start(&helper))
+	if (start(&helper)) {
+		if (judges)
+			control->inquired[peer] = true;
+		else
+			control->reaching++;
 		return;
-	control->inquired[peer] = false;
+	}
 	/* Without a thread there is what this rank saw. */
 	if (kind == CONTROL_QUESTION_ENDED)
 		control_abort_locked(control, peer, CONTROL_HOW_EXITED, NULL, seen);

@@ -41,6 +41,7 @@
 #define CONTROL_MAX_ACCEPTED 4096
 #define CONTROL_SUSPECT_MS 500
 #define CONTROL_SETTLE_MS 300
+#define CONTROL_SETTLE_MOST_MS 1000 /* while a way round a cut is looked for */
 #define CONTROL_MAX_HELPERS 16
 #define CONTROL_MAX_LINKS_TO_PEER 4
 #define CONTROL_CLOSE_FLUSH_MS 1000
@@ -77,6 +78,7 @@ struct control_link {
 	uint32_t peer;
 	bool local;
 	bool wants_write;
+	bool knows; /* the verdict */
 	int64_t silent_ns; /* this process's running time since the last heartbeat */
 	struct wire_reader reader;
 	uint8_t *out; /* what the kernel did not take at once: out[out_begin .. out_end) */
@@ -158,7 +160,8 @@ struct control {
 	struct control_decision decisions[CONTROL_DECISION_SLOTS];
 	uint64_t decision; /* the one that callers are in, or enter next */
 	bool judged; /* there is a verdict, which may still change until `aborted` */
-	struct st_deadline settle;
+	struct st_deadline settle, settle_most;
+	unsigned reaching; /* helpers that look for a way round a cut, to bring the verdict there */
 	struct wire_abort verdict;
 	char verdict_text[896];
 	bool rejoin_wanted, rejoining, rejoin_started; /* rejoining: rejoin_thread has not come to its end */
@@ -262,6 +265,8 @@ enum control_question_kind {
 void control_inquire(struct control *control, uint32_t peer, enum control_question_kind kind, const char *seen);
 /* The same for the peer of a data link, in the caller's thread. Lock held on entry and return, not in between. */
 void control_inquire_here(struct control *control, uint32_t peer, const char *operation, const char *seen);
+/* A rank has not done in time what this one waits for: as control_inquire_here, but it is late when it answers. */
+void control_overdue(struct control *control, uint32_t rank, const char *operation, const char *detail);
 enum st_status control_ask_frame(struct control *control, struct control_link *link, const uint8_t *payload);
 enum st_status control_answer_frame(struct control *control, struct control_link *link, const uint8_t *payload);
 /* Waits for the helpers, which end soon after `closing`. Lock held. */

@@ -8,6 +8,10 @@
 
 #include "control_internal.h"
 
+/* How long a neighbour may take to say that it knows the verdict. */
+#define ECHO_MS 80
+#define RETRY_MS 20
+
 bool control_tree_parent(const struct control *control, uint32_t rank, uint32_t *parent)
 {
 	const struct topo_world *world = control->world;
@@ -294,13 +298,33 @@ static void tell(struct control *control)
 	pthread_cond_broadcast(&control->changed);
 }
 
+/* The tree may be cut without anybody having noticed yet: to a neighbour that does not say that it knows the verdict, a way round is looked for. */
+static int reach_all(struct control *control)
+{
+	if (!control->judged || atomic_load_explicit(&control->aborted, memory_order_relaxed))
+		return 1000;
+	int64_t left_ns = control->settle.left_ns - (CONTROL_SETTLE_MS - ECHO_MS) * ST_NS_PER_MS;
+	if (left_ns > 0)
+		return (int)(left_ns / ST_NS_PER_MS) + 1;
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->source.fd < 0 || link->local || link->knows)
+			continue;
+		link->knows = true; /* asked for once */
+		if (link->peer != control->verdict.culprit)
+			control_inquire(control, link->peer, CONTROL_QUESTION_REACH, "");
+	}
+	return 1000;
+}
+
 int control_settle_tick(struct control *control)
 {
 	if (!control->judged || atomic_load_explicit(&control->aborted, memory_order_relaxed))
 		return 1000;
-	int left_ms = st_deadline_poll_ms(&control->settle);
+	int left_ms = st_deadline_poll_ms(&control->settle), reach_ms = reach_all(control);
 	if (left_ms > 0)
-		return left_ms;
+		return left_ms < reach_ms ? left_ms : reach_ms;
+	if (control->reaching && !st_deadline_expired(&control->settle_most))
+		return RETRY_MS;
 	tell(control);
 	return 1000;
 }
@@ -313,19 +337,17 @@ static void take_verdict(struct control *control, const struct wire_abort *verdi
 		return;
 	control->verdict = *verdict;
 	control->judged = true;
-	control_flood(control, from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
+	/* The first also back to where it came from: so everybody hears from all its neighbours that they know. */
+	control_flood(control, first ? NULL : from, WIRE_ABORT, verdict, sizeof *verdict, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
 	if (!first)
 		return;
 	control->settle = st_deadline_in_ms(CONTROL_SETTLE_MS);
+	control->settle_most = st_deadline_in_ms(CONTROL_SETTLE_MOST_MS);
 	if (control->size == 1)
 		tell(control);
 	else
 		control_wake(control); /* the service thread shall look at the time */
-	/* The tree may be cut here without anybody having noticed yet: another way round is looked for. */
-	for (struct control_link *link = control->links; link; link = link->next)
-		if (link->source.fd >= 0 && link != from && !link->local && is_silent(control, link) && verdict->culprit != link->peer)
-			control_inquire(control, link->peer, CONTROL_QUESTION_REACH, "");
 }
 
 static void judge(struct control *control, uint32_t culprit, uint32_t other, enum control_how how, const char *operation, const char *detail)
@@ -369,8 +391,10 @@ enum st_status control_verdict_await(struct control *control)
 {
 	while (control->judged && !atomic_load_explicit(&control->aborted, memory_order_relaxed)) {
 		control_settle_tick(control);
-		if (!atomic_load_explicit(&control->aborted, memory_order_relaxed))
-			control_wait(control, &control->settle);
+		if (!atomic_load_explicit(&control->aborted, memory_order_relaxed)) {
+			struct st_deadline next = st_deadline_in_ms(RETRY_MS);
+			control_wait(control, control->settle.left_ns > 0 ? &control->settle : &next);
+		}
 	}
 	return control_verdict(control);
 }
@@ -410,6 +434,7 @@ static enum st_status abort_frame(struct control *control, struct control_link *
 		return st_fail(ST_ERR_PROTOCOL, "an abort by rank %u because of rank %u, how %u", verdict.detector, verdict.culprit, verdict.how);
 	wire_clean_text(verdict.operation, sizeof verdict.operation);
 	wire_clean_text(verdict.detail, sizeof verdict.detail);
+	link->knows = true;
 	take_verdict(control, &verdict, link);
 	return ST_OK;
 }

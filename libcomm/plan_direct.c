@@ -123,6 +123,21 @@ static void one_round(struct direct *direct)
 	return_all(direct);
 }
 
+/* With one slot nothing can be lent ahead. */
+static void all_reduce_in_turn(struct direct *direct)
+{
+	struct build *build = &direct->build;
+	build_loop(build, build->plan->chunks);
+	lend_inputs(direct, affine(0, 1), always);
+	reduce_own(direct, affine(0, 2), affine(0, 1));
+	lend_own(direct, PLAN_OUTPUT, build->shape->rank, affine(0, 1), always);
+	if (build->plan->in_place)
+		flush_all(direct, 1);
+	copy_blocks(direct, affine(1, 2), affine(0, 1));
+	build_end(build);
+	flush_all(direct, 0);
+}
+
 /*
  * Inputs are lent `lead` chunks ahead, and results are copied as many chunks behind, so that nobody waits for the slowest at every chunk.  The
  * lends of a channel: lead inputs; then a result and an input in turn; the last results.  More than 2 lead are never out.
@@ -131,41 +146,30 @@ static void all_reduce(struct direct *direct)
 {
 	struct build *build = &direct->build;
 	const struct plan *plan = build->plan;
-	const int32_t chunks = (int32_t)plan->chunks, most = plan->slots > 1 ? (int32_t)(plan->slots / 2) : 1, lead = most < chunks ? most : chunks;
-	const bool in_turn = plan->slots == 1; /* nothing can be lent ahead */
+	const int32_t chunks = (int32_t)plan->chunks, most = (int32_t)(plan->slots / 2), lead = most < chunks ? most : chunks;
 
-	build_loop(build, in_turn ? 0 : (uint64_t)lead);
+	build_loop(build, (uint64_t)lead);
 	lend_inputs(direct, affine(0, 1), always);
 	build_end(build);
-
-	build_loop(build, in_turn ? (uint64_t)chunks : 0);
-	lend_inputs(direct, affine(0, 1), always);
-	reduce_own(direct, affine(0, 2), affine(0, 1));
-	lend_own(direct, PLAN_OUTPUT, build->shape->rank, affine(0, 1), always);
-	if (plan->in_place)
-		flush_all(direct, 1);
-	copy_blocks(direct, affine(1, 2), affine(0, 1));
-	build_end(build);
-	if (in_turn) {
-		flush_all(direct, 0);
-		return;
-	}
 
 	build_loop(build, (uint64_t)lead);
 	reduce_own(direct, affine(0, 1), affine(0, 1));
 	lend_own(direct, PLAN_OUTPUT, build->shape->rank, affine(0, 1), always);
-	lend_inputs(direct, affine(lead, 1), affine(chunks - 1 - lead, -1));
+	if (chunks > lead)
+		lend_inputs(direct, affine(lead, 1), affine(chunks - 1 - lead, -1));
 	build_end(build);
 
-	build_loop(build, (uint64_t)(chunks - lead));
-	/* In place a result overwrites the input, which its owner has long read: it came before the latest 2 lead lends. */
-	if (plan->in_place)
-		flush_all(direct, 2 * (uint64_t)lead);
-	copy_blocks(direct, affine(lead, 2), affine(0, 1));
-	reduce_own(direct, affine(lead + 1, 2), affine(lead, 1));
-	lend_own(direct, PLAN_OUTPUT, build->shape->rank, affine(lead, 1), always);
-	lend_inputs(direct, affine(2 * lead, 1), affine(chunks - 1 - 2 * lead, -1));
-	build_end(build);
+	if (chunks > lead) {
+		build_loop(build, (uint64_t)(chunks - lead));
+		/* In place a result overwrites the input, which its owner has long read: it came before the latest 2 lead lends. */
+		if (plan->in_place)
+			flush_all(direct, 2 * (uint64_t)lead);
+		copy_blocks(direct, affine(lead, 2), affine(0, 1));
+		reduce_own(direct, affine(lead + 1, 2), affine(lead, 1));
+		lend_own(direct, PLAN_OUTPUT, build->shape->rank, affine(lead, 1), always);
+		lend_inputs(direct, affine(2 * lead, 1), affine(chunks - 1 - 2 * lead, -1));
+		build_end(build);
+	}
 
 	if (plan->in_place)
 		flush_all(direct, (uint64_t)lead);
@@ -253,6 +257,8 @@ enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **p
 	struct build *build = &direct.build;
 	if (shape->size > PLAN_DIRECT_RANKS)
 		return st_fail(ST_ERR_USAGE, "direct plan: %u ranks, expected at most %u", shape->size, PLAN_DIRECT_RANKS);
+	if (shape->collective == PLAN_ALLREDUCE_ORDERED)
+		return st_fail(ST_ERR_USAGE, "direct plan: %s is not one of its collectives", plan_collective_name(shape->collective));
 	const bool few = shape->collective == PLAN_ALLREDUCE && shape->elements <= shape->chunk_elements / ONE_ROUND;
 	const bool whole = few || shape->collective == PLAN_BROADCAST || !shape->size;
 	ST_TRY(build_start(build, "direct", shape, 1, whole ? 1 : shape->size, 1));
@@ -269,7 +275,7 @@ enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **p
 	if (few)
 		one_round(&direct);
 	else if (shape->collective == PLAN_ALLREDUCE)
-		all_reduce(&direct);
+		(shape->slots > 1 ? all_reduce : all_reduce_in_turn)(&direct);
 	else if (shape->collective == PLAN_REDUCE_SCATTER)
 		reduce_scatter(&direct);
 	else if (shape->collective == PLAN_BROADCAST)

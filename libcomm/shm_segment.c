@@ -24,16 +24,22 @@
 #define PIECE ((size_t)8 << 20)
 
 /* Every sharer may have passed its look and not yet taken its piece. */
+static enum st_status look(size_t left, unsigned sharers, const char *what)
+{
+	uint64_t piece = left < PIECE ? left : PIECE;
+	return st_memory_room_check((uint64_t)left + piece * (sharers ? sharers - 1 : 0), what);
+}
+
 static enum st_status allocate(int fd, size_t bytes, unsigned sharers, const char *what)
 {
 	for (size_t done = 0; done < bytes;) {
 		size_t piece = bytes - done < PIECE ? bytes - done : PIECE;
-		uint64_t others = (uint64_t)piece * (sharers ? sharers - 1 : 0);
-		ST_TRY(st_memory_room_check((uint64_t)(bytes - done) + others, what));
-		if (!fallocate(fd, 0, (off_t)done, (off_t)piece))
-			done += piece;
-		else if (errno != EINTR)
-			return st_fail_errno("%s: %zu bytes", what, bytes);
+		if (done)
+			ST_TRY(look(bytes - done, sharers, what));
+		while (fallocate(fd, 0, (off_t)done, (off_t)piece))
+			if (errno != EINTR)
+				return st_fail_errno("%s: %zu bytes", what, bytes);
+		done += piece;
 	}
 	return ST_OK;
 }
@@ -50,7 +56,7 @@ enum st_status shm_segment_make(const char *name, size_t bytes, unsigned sharers
 #endif
 	if (fd < 0)
 		return st_fail_errno("%s: memfd_create", what);
-	enum st_status status = st_memory_room_check(bytes, what);
+	enum st_status status = look(bytes, sharers, what);
 	if (status == ST_OK && bytes > INT64_MAX)
 		status = st_fail(ST_ERR_NOMEM, "%s: %zu bytes", what, bytes);
 	if (status == ST_OK && ftruncate(fd, (off_t)bytes))

@@ -194,8 +194,11 @@ enum st_status shm_read_socket(struct shm_link *me)
 			ST_TRY(take_message(me));
 		}
 	}
-	if (me->message_fd >= 0 && !me->message_bytes)
+	if (me->message_fd >= 0 && !me->message_bytes) {
+		close(me->message_fd);
+		me->message_fd = -1;
 		return transport_break(&me->link, ST_ERR_PROTOCOL, "rank %" PRIu32 " on %s sends a descriptor of nothing", ends->peer, ends->peer_host);
+	}
 	/* A byte to wake this rank may have been among them: whoever sent it has cleared the flag, and it will not end the sleep to come. */
 	if (me->armed)
 		atomic_store_explicit(&me->own->asleep, 1, memory_order_seq_cst);

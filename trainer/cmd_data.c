@@ -240,7 +240,7 @@ static enum st_status read_options(int argc, char **argv, const char **directory
 			break;
 		case 'v':
 			*validation = strtod(optarg, &end);
-			if (end == optarg || *end || !(*validation >= 0 && *validation <= 0.9))
+			if (end == optarg || *end || optarg[strspn(optarg, "0123456789.")] || !(*validation >= 0 && *validation <= 0.9))
 				return st_fail(ST_ERR_USAGE, "--validation: seen %.100s, expected a fraction from 0 to 0.9", optarg);
 			break;
 		case 's':

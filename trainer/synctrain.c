@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/command.h"
+#include "common/log.h"
 #include "common/version.h"
 
 st_command_main cmd_bench, cmd_data, cmd_report, cmd_run, cmd_train;
@@ -57,6 +58,10 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "--version")) {
 		printf("synctrain %s (%s)\n", st_version, st_build_id);
 		return EX_OK;
+	}
+	if (st_log_check() != ST_OK) {
+		fprintf(stderr, "synctrain: %s\n", st_message());
+		return st_exit_code(ST_ERR_CONFIG);
 	}
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
 		if (!strcmp(argv[1], commands[i].name))

@@ -137,7 +137,7 @@ int main(int argc, char **argv)
 	float *in = malloc((MOST + 64) * sizeof *in), *out = malloc((MOST + 4096) * sizeof *out);
 	enum st_status status = in && out ? comm_options_init(&options) : ST_ERR_NOMEM;
 	if (status == ST_OK) {
-		options.startup_timeout_ms = 10000;
+		options.startup_timeout_ms = 6000;
 		status = comm_create(&options, &comm);
 	}
 	pthread_t orders;

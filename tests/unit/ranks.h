@@ -16,6 +16,7 @@ enum { RANKS_MOST = 9 };
 struct ranks {
 	uint32_t size;
 	struct comm_options options;      /* of all; comm_options_init's when slots is 0 */
+	const struct comm_options *others; /* of ranks 1 and up, in place of these; NULL: the same */
 	const bool *threads;              /* (size) which ranks have a progress thread; NULL: as options say */
 	void (*body)(struct ranks *ranks, uint32_t rank, struct comm *comm);
 	pthread_barrier_t all;            /* outside the library */
@@ -32,7 +33,7 @@ static void *ranks_main(void *argument)
 {
 	struct ranks_one *one = argument;
 	struct ranks *ranks = one->ranks;
-	struct comm_options options = ranks->options;
+	struct comm_options options = ranks->others && one->rank ? *ranks->others : ranks->options;
 	struct comm *comm = NULL;
 	if (ranks->threads)
 		options.progress_thread = ranks->threads[one->rank];

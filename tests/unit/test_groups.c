@@ -319,6 +319,13 @@ int main(void)
 		ranks_options(&pure);
 		pure.options.fusion_bytes = 64;
 		ranks_run(&pure, 3, masks[m], issue_order_and_sizes_decide);
+		/* Rank 0's options are everybody's. */
+		struct comm_options others = pure.options;
+		others.fusion_bytes = 32;
+		others.lanes = 1;
+		pure.others = &others;
+		ranks_run(&pure, 3, masks[m], issue_order_and_sizes_decide);
+		pure.others = NULL;
 		pure.options.fusion_bytes = 0;
 		ranks_run(&pure, 2, masks[m], issue_order_and_sizes_decide);
 		struct ranks rules = {0};

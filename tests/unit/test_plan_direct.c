@@ -96,6 +96,9 @@ int main(void)
 	shape.rank = 0;
 	shape.slots = 0;
 	refused(shape, "0 slots");
+	shape.slots = 4;
+	shape.collective = PLAN_ALLREDUCE_ORDERED;
+	refused(shape, "allreduce_ordered is not one of its collectives");
 	printf("%lu sets of plans proved\n", proved);
 	return 0;
 }

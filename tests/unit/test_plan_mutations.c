@@ -53,7 +53,15 @@ struct message {
 	int stage; /* 0 put, 1 source read, 2 target half written, 3 landed */
 };
 
+struct adversary_lend {
+	struct area from; /* copied: of `data` */
+	struct data data;
+	bool copied;
+};
+
 struct adversary_wire {
+	struct adversary_lend *lends;
+	size_t lent, borrowed, returned, returned_before, lend_room;
 	struct message *messages;
 	size_t grants, puts, flushed, landed, waited, room;
 };
@@ -90,7 +98,22 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 		    block + i != plan->rank && area.elements[i])
 			trouble = true; /* would be outside of the buffer */
 	}
-	if (operand->space == PLAN_SCRATCH)
+	if (operand->space == PLAN_BORROWED) {
+		/* The lender's memory itself: what it writes there too early is seen. */
+		static struct value nothing[MAX_SPAN];
+		const struct adversary_wire *wire = rank->wires[operand->channel];
+		size_t number = wire->returned;
+		while ((number - wire->returned_before) % plan->slots != plan_operand_slot(plan, operand, rank->vars))
+			number++;
+		if (number >= wire->borrowed || wire->lends[number].from.span != area.span ||
+		    memcmp(wire->lends[number].from.elements, area.elements, area.span * sizeof *area.elements)) {
+			trouble = true;
+			area.values = nothing;
+		} else {
+			struct adversary_lend *lend = &wire->lends[number];
+			area.values = lend->copied ? lend->data.values : lend->from.values;
+		}
+	} else if (operand->space == PLAN_SCRATCH)
 		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN];
 	else if (operand->space == PLAN_WORK)
 		area.values = &rank->work[plan_operand_slot(plan, operand, rank->vars) * MAX_SPAN];
@@ -156,7 +179,9 @@ static struct data combine(struct adversary_rank *rank, const struct plan_step *
 			sum.values[i] = s ? add(plan, sum.values[i], source.values[i]) : source.values[i];
 	}
 	finishes |= partial;
-	if (step->kind == PLAN_PUT && !step->keep)
+	if (step->kind == PLAN_LEND)
+		finishes = false;
+	else if (step->kind == PLAN_PUT && !step->keep)
 		partial |= step->source_count > 1;
 	else
 		partial = plan_affine_value(&plan->operands[step->destination].partial, rank->vars) > 0;
@@ -263,6 +288,9 @@ static bool advance(struct adversary_rank *rank)
 		return false;
 	if (rank->at == plan->step_count) {
 		end_operation(rank);
+		for (uint32_t i = 0; i < plan->channel_count; i++)
+			if (!plan->channels[i].outgoing)
+				rank->wires[i]->returned_before = rank->wires[i]->returned;
 		rank->at = 0;
 		if (++rank->repeat == REPEATS)
 			rank->done = true;
@@ -335,13 +363,39 @@ static bool advance(struct adversary_rank *rank)
 			trouble = true;
 		break;
 	case PLAN_FLUSH:
+		for (size_t i = 0; i < wire->lent && wire->lent - i > step->count; i++)
+			if (i >= wire->returned && !wire->lends[i].copied)
+				return false;
 		/* As late as possible: sources are read one by one until few enough are left. */
 		if (!plan->channels[step->channel].mapped)
 			for (size_t i = 0; i < wire->puts && wire->puts - i > step->count; i++)
 				if (wire->messages[i].stage == 0)
 					return false;
 		break;
+	case PLAN_LEND:
+		if (wire->lent - wire->returned >= plan->slots)
+			return false;
+		if (wire->lent == wire->lend_room) {
+			wire->lend_room = wire->lend_room ? 2 * wire->lend_room : 32;
+			wire->lends = realloc(wire->lends, wire->lend_room * sizeof *wire->lends);
+			REQUIRE(wire->lends);
+		}
+		struct adversary_lend *lend = &wire->lends[wire->lent++];
+		lend->data = combine(rank, step, &lend->from);
+		lend->copied = step->copied;
+		break;
+	case PLAN_RETURN:
+		if (wire->returned == wire->borrowed)
+			trouble = true;
+		else
+			wire->returned++;
+		break;
 	case PLAN_WAIT:
+		/* No plan here puts and lends on one channel. */
+		if (wire->borrowed < wire->lent) {
+			wire->borrowed++;
+			break;
+		}
 		if (wire->landed == wire->waited)
 			return false;
 		wire->waited++;
@@ -422,8 +476,9 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 		}
 	}
 	for (size_t w = 0; w < wire_count; w++) {
-		if (all[w]->grants != all[w]->puts || all[w]->puts != all[w]->waited)
+		if (all[w]->grants != all[w]->puts || all[w]->puts != all[w]->waited || all[w]->lent != all[w]->borrowed || all[w]->lent != all[w]->returned)
 			trouble = true;
+		free(all[w]->lends);
 		free(all[w]->messages);
 		free(all[w]);
 	}
@@ -444,9 +499,9 @@ enum mutation {
 	PARTIAL_LESS, WRONG_LAYER, OPERANDS_SWAPPED, MUTATIONS
 };
 static const char *const mutation_names[MUTATIONS] = {
-	"step dropped", "step doubled", "steps swapped", "wait, put or flush moved to the start of its loop", "grant or flush moved to the end of its loop",
+	"step dropped", "step doubled", "steps swapped", "wait, put, lend, return or flush moved to the start of its loop", "grant, return or flush moved to the end of its loop",
 	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "work slot shifted by one", "work slots one fewer", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "second copy dropped", "wrong span",
+	"wrong space", "work slot shifted by one", "work slots one fewer", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "copy dropped", "wrong span",
 	"taken for a partial sum", "not taken for a partial sum", "another root", "operands of a sum swapped"};
 
 static struct {
@@ -474,6 +529,11 @@ static void move_step(struct plan *plan, uint32_t from, uint32_t to)
 	else
 		memmove(&plan->steps[from], &plan->steps[from + 1], (to - from) * sizeof step);
 	plan->steps[to] = step;
+}
+
+static bool has_slots(const struct plan_operand *operand)
+{
+	return operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED;
 }
 
 /* False when the mutation does not apply here or changes nothing. */
@@ -507,8 +567,8 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 	case TO_BODY_END:
 		if (which || loop)
 			return false;
-		if (mutation == TO_BODY_START ? step->kind != PLAN_WAIT && step->kind != PLAN_PUT && step->kind != PLAN_FLUSH
-					      : step->kind != PLAN_READY && step->kind != PLAN_FLUSH)
+		if (mutation == TO_BODY_START ? step->kind == PLAN_READY || step->kind > PLAN_WAIT
+					      : step->kind != PLAN_READY && step->kind != PLAN_FLUSH && step->kind != PLAN_RETURN)
 			return false;
 		while (start > 0 && plan->steps[start - 1].kind != PLAN_LOOP && plan->steps[start - 1].kind != PLAN_END)
 			start--;
@@ -529,18 +589,18 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 			return false;
 		for (uint32_t i = 0; i < plan->step_count; i++)
 			for (unsigned o = 0; operand_of(plan, &plan->steps[i], o); o++)
-				if (operand_of(plan, &plan->steps[i], o)->space == PLAN_SCRATCH) {
+				if (has_slots(operand_of(plan, &plan->steps[i], o))) {
 					plan->slots--;
 					return true;
 				}
 		return false;
 	case SLOT_SHIFTED:
-		if (!operand || operand->space != PLAN_SCRATCH || plan->slots < 2)
+		if (!operand || !has_slots(operand) || plan->slots < 2)
 			return false;
 		operand->slot.base++;
 		return true;
 	case SLOT_STRIDE:
-		if (!operand || operand->space != PLAN_SCRATCH || plan->slots < 2)
+		if (!operand || !has_slots(operand) || plan->slots < 2)
 			return false;
 		for (int d = PLAN_MAX_DEPTH - 1; d >= 0; d--)
 			if (operand->slot.v[d]) {
@@ -604,9 +664,9 @@ static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsig
 		step->guard.base--;
 		return true;
 	case KEEP_GONE:
-		if (which || step->kind != PLAN_PUT || !step->keep)
+		if (which || (!step->keep && !step->copied))
 			return false;
-		step->keep = false;
+		step->keep = step->copied = false;
 		return true;
 	case WRONG_SPAN:
 		if (!operand || plan->chunks != 1 || plan->order)
@@ -657,23 +717,23 @@ static uint64_t behaviour(const struct plan *plan)
 			continue;
 		}
 		rank.at++;
-		if (step->kind == PLAN_PUT)
+		if (step->kind == PLAN_LEND || (step->kind == PLAN_PUT && !plan->channels[step->channel].mapped))
 			unflushed[step->channel]++;
 		if (step->kind == PLAN_FLUSH) {
-			if (unflushed[step->channel] <= step->count || plan->channels[step->channel].mapped)
+			if (unflushed[step->channel] <= step->count)
 				continue;
 			unflushed[step->channel] = step->count;
 			hash = hash * 31 + step->count;
 		}
-		hash = (hash ^ step->kind) * UINT64_C(0x9e3779b97f4a7c15) + step->keep;
+		hash = (hash ^ step->kind) * UINT64_C(0x9e3779b97f4a7c15) + step->keep + 2 * step->copied;
 		hash = (hash ^ (step->kind <= PLAN_WAIT ? step->channel : 0)) * UINT64_C(0xbf58476d1ce4e5b9);
 		for (unsigned o = 0; operand_of(plan, step, o); o++) {
 			const struct plan_operand *operand = operand_of(plan, step, o);
 			uint32_t block = plan_operand_block(plan, operand, rank.vars);
 			uint64_t chunk = plan_operand_chunk(plan, operand, rank.vars), offset, elements, place;
 			plan_chunk_range(plan, block, chunk, &offset, &elements);
-			if (operand->space == PLAN_SCRATCH)
-				place = UINT64_C(1) << 40 | (uint64_t)operand->channel << 32 | plan_operand_slot(plan, operand, rank.vars);
+			if (has_slots(operand))
+				place = UINT64_C(1) << (operand->space == PLAN_SCRATCH ? 40 : 41) | (uint64_t)operand->channel << 32 | plan_operand_slot(plan, operand, rank.vars);
 			else if (operand->space == PLAN_WORK)
 				place = UINT64_C(1) << 48 | plan_operand_slot(plan, operand, rank.vars);
 			else
@@ -711,6 +771,7 @@ static const struct algorithm algorithms[] = {
 	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
 	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
 	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, false},
+	{plan_build_direct, 0x1f, 1, true},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
 
@@ -722,6 +783,8 @@ static void build_with(const struct algorithm *algorithm, struct plan_shape shap
 		starts[shape.node_count] = at;
 	starts[shape.node_count] = shape.size;
 	shape.node_starts = starts;
+	if (algorithm->build == plan_build_direct)
+		mapped = 1;
 	shape.mapped = is_mapped;
 	shape.mapped_context = &mapped;
 	for (uint32_t p = 0; p < shape.size; p++) {
@@ -885,6 +948,95 @@ static void must_refuse(uint32_t size, const char *what, const char *reason)
 		exit(1);
 	}
 	free_plans(size);
+}
+
+static struct plan *direct_mutant_of(struct plan_shape shape, uint32_t victim)
+{
+	static const struct algorithm direct = {.build = plan_build_direct};
+	build_with(&direct, shape, 1);
+	return plans[victim];
+}
+
+static void known_faults_of_lends(void)
+{
+	/* One round; rounds of four chunks, in place and not. */
+	const struct plan_shape few = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 1024, .elements = 64};
+	const struct plan_shape sum = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
+	struct plan_shape in_place = sum, few_in_place = few;
+	in_place.in_place = few_in_place.in_place = true;
+	struct plan *plan;
+
+	plan = direct_mutant_of(sum, 1);
+	mutate(plan, DROP, find(plan, PLAN_WAIT, 0), 0);
+	must_refuse(4, "read before it was lent", "is read while it is not borrowed");
+
+	plan = direct_mutant_of(sum, 1);
+	mutate(plan, TO_BODY_START, find(plan, PLAN_RETURN, 2), 0);
+	must_refuse(4, "returned before it was lent", "returns what it has not borrowed");
+
+	plan = direct_mutant_of(few, 1);
+	move_step(plan, find(plan, PLAN_RETURN, 0), find(plan, PLAN_REDUCE, 0));
+	must_refuse(4, "returned before it was read", "is returned before its value was used");
+
+	/* In place the results overwrite what is lent: a first flush too weak, and one lost. */
+	plan = direct_mutant_of(in_place, 1);
+	for (uint32_t i = 0; i + 1 < plan->step_count; i++)
+		if (plan->steps[i].kind == PLAN_FLUSH && plan->steps[i].count)
+			plan->steps[i].count += 100;
+	must_refuse(4, "written while it is lent", "is written while it is still being put or lent");
+
+	plan = direct_mutant_of(few_in_place, 2);
+	mutate(plan, KEEP_GONE, find(plan, PLAN_LEND, 0), 0);
+	must_refuse(4, "a source written that is no copy", "is written while it is still being put or lent");
+
+	plan = direct_mutant_of(sum, 1);
+	plan->step_count--; /* the last flush */
+	must_refuse(4, "the end without a flush", "puts or lends were not flushed");
+
+	plan = direct_mutant_of(few, 1);
+	plan->step_count--; /* the last return */
+	must_refuse(4, "not returned", "lends were not returned");
+
+	plan = direct_mutant_of(few, 1);
+	mutate(plan, DOUBLE, find(plan, PLAN_LEND, 0), 0);
+	must_refuse(4, "lent twice", "waits for a put of operation");
+
+	/* In the last operation nobody comes to wait for it. */
+	direct_mutant_of(few, 1);
+	mutate(plans[1], DOUBLE, find(plans[1], PLAN_LEND, 0), 0);
+	REQUIRE(plan_verify((const struct plan *const *)plans, 4, 1) == ST_ERR_INTERNAL && strstr(st_message(), "lends were not waited for"));
+	free_plans(4);
+
+	plan = direct_mutant_of(sum, 1);
+	mutate(plan, SLOT_SHIFTED, find(plan, PLAN_REDUCE, 0), 1);
+	must_refuse(4, "another lend", "is read while it is not borrowed");
+
+	plan = direct_mutant_of(sum, 3);
+	mutate(plan, WRONG_BLOCK, find(plan, PLAN_LEND, 0), 0);
+	must_refuse(4, "another block lent", "does not hold every input exactly once");
+
+	/* Nobody returns any before four are out. */
+	direct_mutant_of(sum, 1);
+	for (uint32_t r = 0; r < 4; r++)
+		plans[r]->slots = 1;
+	must_refuse(4, "one slot where two are lent ahead", "deadlock: waits for a return");
+
+	plan = direct_mutant_of(sum, 1);
+	plan->slots--;
+	must_refuse(4, "slots of one end only", "lends are counted by");
+
+	plan = direct_mutant_of(sum, 1);
+	for (uint32_t i = 0; i < plan->channel_count; i++)
+		plan->channels[i].mapped = false;
+	must_refuse(4, "lent on a channel that is not mapped", "not mapped");
+
+	plan = direct_mutant_of(sum, 1);
+	plan->operands[plan->steps[find(plan, PLAN_COPY, 0)].destination].space = PLAN_BORROWED;
+	must_refuse(4, "written to what is borrowed", "borrowed");
+
+	plan = direct_mutant_of(sum, 1);
+	plan->operands[plan->steps[find(plan, PLAN_LEND, 0)].sources] = plan->operands[plan->steps[find(plan, PLAN_COPY, 0)].sources];
+	must_refuse(4, "lent on", "lends what is no buffer of the caller");
 }
 
 static void known_faults(void)
@@ -1059,6 +1211,8 @@ static void known_faults(void)
 	build_with(&ordered_builder, ordered, 0);
 	plans[3]->leaves = 7;
 	must_refuse(4, "another number of leaves", "plans of different shapes");
+
+	known_faults_of_lends();
 
 	/* Two ranks that each wait for the other. */
 	const struct plan_shape pair = {.collective = PLAN_ALLREDUCE, .size = 2, .slots = 2, .chunk_elements = 16, .elements = 32};
