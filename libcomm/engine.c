@@ -95,6 +95,8 @@ void engine_remove_memory(struct engine *engine, const void *address)
 
 static struct link *find_link(const struct engine *engine, uint32_t peer, uint16_t index, unsigned lane)
 {
+	if (engine->options.group)
+		peer = control_group_job_rank(engine->options.group, peer);
 	for (size_t i = 0; i < engine->link_count; i++)
 		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index && engine->links[i]->lane == lane)
 			return engine->links[i];
@@ -206,8 +208,8 @@ static void say_what_is_done(const struct engine *engine)
 		if (first && first->started && (!oldest || first->signature.sequence < oldest->signature.sequence))
 			oldest = first;
 	}
-	if (oldest && engine->options.control)
-		control_doing(engine->options.control, plan_collective_name(oldest->bound->plan->collective), oldest->signature.sequence);
+	if (oldest && engine->options.group)
+		control_group_doing(engine->options.group, plan_collective_name(oldest->bound->plan->collective), oldest->signature.sequence);
 }
 
 /* Gathers a fused operation's inputs, or spreads out what became of them. */
@@ -387,25 +389,31 @@ enum st_status engine_fail(struct engine *engine, enum st_status status)
 	return engine_fail_all(engine, status);
 }
 
-static void operation_text(const struct lane *lane, char text[TRANSPORT_SIGNATURE_TEXT])
+#define OPERATION_TEXT (TRANSPORT_SIGNATURE_TEXT + 64)
+static void operation_text(const struct lane *lane, char text[OPERATION_TEXT])
 {
+	const struct control_group *group = lane->engine->options.group;
 	if (lane->first)
 		transport_signature_print(&lane->first->signature, text);
 	else
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "no operation");
+	if (group)
+		snprintf(text + strlen(text), OPERATION_TEXT - strlen(text), "%s", control_group_label(group));
 }
 
 /* A link reported its end. Its message is in st_message(). */
 static enum st_status link_failed(struct lane *lane, const struct link *link, enum st_status status)
 {
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[sizeof link->why];
+	char operation[OPERATION_TEXT], detail[sizeof link->why];
 	operation_text(lane, operation);
-	snprintf(detail, sizeof detail, "%s", st_message());
 	struct engine *engine = lane->engine;
 	struct control *control = engine->options.control;
+	/* A mismatch is told by its detail alone. */
+	snprintf(detail, sizeof detail, "%s%s", st_message(),
+		 status == ST_ERR_MISMATCH && engine->options.group ? control_group_label(engine->options.group) : "");
 	if (status == ST_ERR_ABORTED) {
 		if (control)
-			control_suspect(control, link->ends.peer, operation, detail);
+			control_group_suspect(engine->options.group, link->ends.peer, operation, detail);
 		else
 			st_fail(status, "%s, in %s", detail, operation);
 		return engine_fail_all(engine, ST_ERR_ABORTED);
@@ -425,7 +433,7 @@ static enum st_status late(struct lane *lane, bool entered)
 {
 	struct engine *engine = lane->engine;
 	const struct link *link = lane->blocked;
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[256];
+	char operation[OPERATION_TEXT], detail[256];
 	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "rank %" PRIu32 " on %s has waited %" PRId64 " ms for rank %" PRIu32 " on %s, which %s", engine->options.rank,
 		 engine->options.host, engine->options.arrival_timeout_ms * (entered ? 2 : 1), link->ends.peer, link->ends.peer_host,

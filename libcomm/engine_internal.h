@@ -101,7 +101,6 @@ enum st_status engine_run_step(struct lane *lane, const struct plan_step *step);
 
 /* Steps done and operations ended in all lanes: grows as long as anything goes on. */
 uint64_t engine_moves(const struct engine *engine);
-bool engine_busy(const struct engine *engine);
 
 /*
  * One look at everything: lanes take turns, from the highest down, until nothing moves or `until` (may be NULL) is done.  ST_OK: nothing is left to

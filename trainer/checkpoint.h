@@ -38,7 +38,7 @@ struct train_identity {
 	uint64_t seed;
 	char data[65];       /* train_dataset_info.identity */
 	uint64_t schedule_steps;
-	uint32_t world_size; /* may differ at resume; bits are promised only if these three do not */
+	uint32_t world_size; /* may differ at resume, as may threads and isa: bits are promised only if world_size, unless reproducible, and isa do not */
 	uint32_t threads;
 	char isa[32];
 };

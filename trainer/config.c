@@ -116,6 +116,7 @@ static const struct st_json_key config_keys[] = {
 	OBJECT("optimizer", optimizer_keys),
 	INT("steps", steps, 1, LARGEST),
 	INT("seed", seed, 0, LARGEST),
+	BOOL("reproducible", reproducible),
 	OBJECT("eval", eval_keys),
 	OBJECT("checkpoint", checkpoint_keys),
 	INT("hash_every", hash_every, 0, LARGEST),
@@ -142,7 +143,7 @@ static const struct {
 	{"data.directory", "made by `synctrain data`, or llm.c's *_train*.bin and *_val*.bin (required)"},
 	{"data.verify", "check every shard's SHA-256 at the start, once on each node"},
 	{"batch.global", "sequences of one optimizer step, whatever the number of ranks"},
-	{"batch.micro", "sequences of one forward and backward; ranks share the global/micro micro-batches evenly"},
+	{"batch.micro", "sequences of one forward and backward; ranks share the global/micro micro-batches evenly, if reproducible within one"},
 	{"optimizer.kind", "sgd or adamw"},
 	{"optimizer.learning_rate", "after warm-up"},
 	{"optimizer.minimum_rate", "at the end of the cosine"},
@@ -157,6 +158,7 @@ static const struct {
 	{"optimizer.clip_norm", "largest global norm of the gradient; 0: no clipping"},
 	{"steps", "optimizer steps in all, those before a resume included"},
 	{"seed", "of the initial parameters and the order of the data"},
+	{"reproducible", "the same bits for any number of ranks, buckets, transport and algorithm: each micro-batch's gradient is summed in one fixed tree"},
 	{"eval.every", "steps between evaluations, and one before the first step; 0: none"},
 	{"eval.batches", "micro-batches of one evaluation, spread evenly over the validation tokens"},
 	{"checkpoint.directory", "one directory for one run; none: no checkpoints"},
@@ -305,7 +307,11 @@ enum st_status train_config_check_world(const struct train_config *config, const
 		{"debug.delay.rank", config->debug.delay.rank},
 	};
 
-	if (micro_batches % ranks)
+	if (config->reproducible && micro_batches < ranks)
+		return st_fail(ST_ERR_CONFIG, "%s: batch.global: seen %lld, expected at least batch.micro x ranks = %lld%s x %u = %lld",
+			       train_config_source(config, name, "batch.global"), (long long)config->batch.global, (long long)config->batch.micro,
+			       aside(config, "batch.micro"), ranks, (long long)config->batch.micro * ranks);
+	if (!config->reproducible && micro_batches % ranks)
 		return st_fail(ST_ERR_CONFIG,
 			       "%s: batch.global: seen %lld, expected a multiple of batch.micro x ranks = %lld%s x %u = %lld",
 			       train_config_source(config, name, "batch.global"), (long long)config->batch.global,

@@ -38,6 +38,7 @@ struct train_config {
 		double momentum, beta1, beta2, epsilon, weight_decay, clip_norm;
 	} optimizer;
 	int64_t steps, seed;
+	bool reproducible;
 	struct {
 		int64_t every, batches;
 	} eval;

@@ -25,7 +25,8 @@ static enum st_status read_micro_batch(struct train_run *run, uint64_t index)
 	return ST_OK;
 }
 
-/* This rank's share of the global batch: gradients summed over its micro-batches, each scaled so that the sum over ranks is the mean.
+/* This rank's share of the global batch: gradients summed over its micro-batches (in a reproducible run as far as one tree over all of them
+ * allows), each scaled so that the sum over ranks is the mean.
  * While the last one's backward still runs, the gradients that are complete are already on their way. */
 static enum st_status compute_gradients(struct train_run *run)
 {
@@ -41,9 +42,13 @@ static enum st_status compute_gradients(struct train_run *run)
 		if (status != ST_OK)
 			return train_run_give_up(run, status);
 		train_meter_phase(&run->meter, TRAIN_PHASE_BACKWARD);
+		if (run->config->reproducible)
+			train_model_bind(run->model, run->buffers.parameters, train_buckets_leaf(run->buckets, i));
 		if (last)
 			train_buckets_begin(run->buckets);
 		train_model_backward(run->model, scale, last ? train_buckets_completed : NULL, run->buckets);
+		if (run->config->reproducible && !last)
+			train_buckets_add_leaf(run->buckets, i);
 	}
 	return ST_OK;
 }

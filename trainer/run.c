@@ -130,11 +130,13 @@ static enum st_status make_model(struct train_run *run)
 	run->losses = calloc(run->my_micro, sizeof *run->losses);
 	if (!buffers->parameters || !run->inputs || !run->targets || !run->losses)
 		return st_fail(ST_ERR_NOMEM, "no memory for %zu parameters", run->parameters);
-	ST_TRY(comm_memory_alloc(run->comm, run->parameters * sizeof(float), (void **)&run->gradients));
+	const struct comm_leaves *leaves = c->reproducible ? &run->leaves : NULL;
+	const size_t all = train_buckets_stride(run->parameters) * (leaves ? leaves->held : 1) * sizeof(float);
+	ST_TRY(comm_memory_alloc(run->comm, all, (void **)&run->gradients));
 	memset(run->gradients, 0, run->parameters * sizeof(float));
 	train_model_bind(run->model, buffers->parameters, run->gradients);
-	ST_TRY(train_buckets_create(run->comm, run->gradients, run->parameters, (size_t)c->bucket_bytes, &run->buckets));
-	return train_ballot_create(run->comm, run->my_micro, &run->ballot);
+	ST_TRY(train_buckets_create(run->comm, run->gradients, run->parameters, (size_t)c->bucket_bytes, leaves, &run->buckets));
+	return train_ballot_create(run->comm, run->micro_batches, &run->ballot);
 }
 
 static void describe(struct train_run *run)
@@ -175,7 +177,7 @@ static void say_changes(const struct train_run *run)
 static void say_other_bits(const struct train_run *run, const struct train_identity *saved)
 {
 	char before[64] = "", now[64] = "";
-	const bool ranks = saved->world_size != run->size, isa = strcmp(saved->isa, run->identity.isa) != 0;
+	const bool ranks = saved->world_size != run->size && !run->config->reproducible, isa = strcmp(saved->isa, run->identity.isa) != 0;
 
 	if (!ranks && !isa)
 		return;
@@ -209,6 +211,10 @@ static enum st_status find_checkpoint(struct train_run *run, struct resume_point
 	if (saved.schedule_steps != run->identity.schedule_steps)
 		st_log(ST_LOG_WARN, "the learning-rate schedule was %llu steps long in %s and is %llu now",
 		       (unsigned long long)saved.schedule_steps, run->saved_path, (unsigned long long)run->identity.schedule_steps);
+	if (run->config->reproducible && strcmp(saved.isa, run->identity.isa))
+		return st_fail(ST_ERR_CONFIG, "%s: reproducible: seen true, but %s was written with %s and this run has %s, of other bits: set DNNL_MAX_CPU_ISA, or "
+			       "reproducible=false", train_config_source(run->config, run->config_name, "reproducible"), run->saved_path, saved.isa,
+			       run->identity.isa);
 	say_changes(run);
 	say_other_bits(run, &saved);
 	ST_TRY(train_checkpoint_read(run->saved_path, &run->buffers));
@@ -302,9 +308,9 @@ static void say_start(struct train_run *run)
 	train_journal_say(journal, "data  | %s | %llu training tokens, %llu sequences an epoch | %llu validation tokens", c->data.directory,
 			  (unsigned long long)info->tokens[TRAIN_SPLIT_TRAINING], (unsigned long long)run->sequences,
 			  (unsigned long long)info->tokens[TRAIN_SPLIT_VALIDATION]);
-	train_journal_say(journal, "batch | %lld sequences = %llu micro-batches of %lld, %llu of them on each rank | %s", (long long)c->batch.global,
-			  (unsigned long long)run->micro_batches, (long long)c->batch.micro, (unsigned long long)run->my_micro,
-			  run->identity.optimizer);
+	train_journal_say(journal, "batch | %lld sequences = %llu micro-batches of %lld, %llu%s of them on each rank | %s%s", (long long)c->batch.global,
+			  (unsigned long long)run->micro_batches, (long long)c->batch.micro, (unsigned long long)(run->micro_batches / run->size),
+			  run->micro_batches % run->size ? " or one more" : "", run->identity.optimizer, c->reproducible ? ", reproducible" : "");
 	train_journal_say(journal, "world | %s%s | %d %s each, %s | %zu gradient %s", ranks, transport, train_threads(),
 			  train_threads() == 1 ? "thread" : "threads", train_isa(), train_buckets_count(run->buckets),
 			  train_buckets_count(run->buckets) == 1 ? "bucket" : "buckets");
@@ -339,11 +345,18 @@ enum st_status train_run_open(struct comm *comm, const struct train_config *conf
 	run->context = (size_t)config->model.context;
 	run->micro = (size_t)config->batch.micro;
 	run->micro_batches = train_config_micro_batches(config);
-	run->my_micro = run->micro_batches / run->size;
-	run->first_micro = run->my_micro * run->rank;
+	run->first_micro = run->micro_batches * run->rank / run->size;
+	run->my_micro = run->micro_batches * (run->rank + UINT64_C(1)) / run->size - run->first_micro;
 	ST_TRY(train_agree(comm, open_data(run), &run->agreed));
 	ST_TRY(train_agree_same(comm, train_dataset_info(run->dataset)->identity, 64, "data set", &run->agreed));
 	ST_TRY(choose_threads(run));
+	if (config->reproducible) {
+		/* The bits of matrix products depend on it, and a micro-batch may be any rank's. */
+		char isa[64] = "";
+		snprintf(isa, sizeof isa, "%s", train_isa());
+		ST_TRY(train_agree_same(comm, isa, sizeof isa, "instruction set (reproducible is set; DNNL_MAX_CPU_ISA lowers it)", &run->agreed));
+		ST_TRY(comm_leaves_open(comm, (uint32_t)run->micro_batches, &run->leaves));
+	}
 	ST_TRY(train_agree(comm, make_model(run), &run->agreed));
 	describe(run);
 	ST_TRY(resume(run));

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "libcomm/comm.h"
 #include "trainer/checkpoint.h"
 #include "trainer/config.h"
 #include "trainer/data.h"
@@ -17,8 +18,6 @@
 #include "trainer/optimizer.h"
 #include "trainer/records.h"
 #include "trainer/vote.h"
-
-struct comm;
 
 struct train_run {
 	const struct train_config *config;
@@ -39,12 +38,13 @@ struct train_run {
 	size_t context, micro;          /* T, and sequences of a micro-batch */
 	uint64_t micro_batches;         /* M, of a global batch */
 	uint64_t first_micro, my_micro; /* this rank's range of them */
+	struct comm_leaves leaves;      /* the same, in a reproducible run */
 	uint16_t *inputs, *targets;     /* (micro, T) */
 	double *losses;                 /* (my_micro), of the step */
 
 	struct train_model *model;
 	size_t parameters;
-	float *gradients;               /* in memory that local peers map */
+	float *gradients;               /* in memory that local peers map; in a reproducible run the first of leaves.held buffers: see ddp.h */
 	struct train_buffers buffers;   /* parameters and optimizer state */
 	struct train_optimizer_config optimizer;
 	struct train_schedule schedule;

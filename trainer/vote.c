@@ -9,19 +9,20 @@
 struct train_ballot {
 	struct comm *comm;
 	uint32_t ranks;
-	size_t losses, bytes; /* of one rank */
+	uint64_t micro_batches;
+	size_t bytes; /* of one rank: with room for the most losses that one has */
 	char *all;            /* (ranks, bytes) */
 };
 
-enum st_status train_ballot_create(struct comm *comm, size_t losses, struct train_ballot **ballot)
+enum st_status train_ballot_create(struct comm *comm, uint64_t micro_batches, struct train_ballot **ballot)
 {
 	struct train_ballot *made = calloc(1, sizeof *made);
 
 	if (made) {
 		made->comm = comm;
 		made->ranks = comm_size(comm);
-		made->losses = losses;
-		made->bytes = sizeof(struct train_vote) + losses * sizeof(double);
+		made->micro_batches = micro_batches;
+		made->bytes = sizeof(struct train_vote) + (size_t)((micro_batches + made->ranks - 1) / made->ranks) * sizeof(double);
 		made->all = calloc(made->ranks, made->bytes);
 	}
 	if (!made || !made->all) {
@@ -40,6 +41,11 @@ void train_ballot_free(struct train_ballot *ballot)
 	free(ballot);
 }
 
+static size_t losses_of(const struct train_ballot *ballot, uint32_t rank)
+{
+	return (size_t)(ballot->micro_batches * (rank + UINT64_C(1)) / ballot->ranks - ballot->micro_batches * rank / ballot->ranks);
+}
+
 static void count(const struct train_ballot *ballot, struct train_tally *tally)
 {
 	double sum = 0;
@@ -50,7 +56,7 @@ static void count(const struct train_ballot *ballot, struct train_tally *tally)
 		struct train_vote vote;
 		int finite = 1;
 		memcpy(&vote, theirs, sizeof vote);
-		for (size_t i = 0; i < ballot->losses; i++) {
+		for (size_t i = 0; i < losses_of(ballot, rank); i++) {
 			double loss;
 			memcpy(&loss, theirs + sizeof vote + i * sizeof loss, sizeof loss);
 			finite = finite && isfinite(loss);
@@ -67,7 +73,7 @@ static void count(const struct train_ballot *ballot, struct train_tally *tally)
 		if (vote.elapsed_ns > tally->longest_elapsed_ns)
 			tally->longest_elapsed_ns = vote.elapsed_ns;
 	}
-	tally->loss = sum / (double)((size_t)ballot->ranks * ballot->losses);
+	tally->loss = sum / (double)ballot->micro_batches;
 }
 
 enum st_status train_ballot_vote(struct train_ballot *ballot, const struct train_vote *vote, const double *losses,
@@ -77,7 +83,7 @@ enum st_status train_ballot_vote(struct train_ballot *ballot, const struct train
 	struct comm_request *request;
 
 	memcpy(mine, vote, sizeof *vote);
-	memcpy(mine + sizeof *vote, losses, ballot->losses * sizeof *losses);
+	memcpy(mine + sizeof *vote, losses, losses_of(ballot, comm_rank(ballot->comm)) * sizeof *losses);
 	ST_TRY(comm_all_gather(ballot->comm, mine, ballot->all, ballot->bytes, COMM_U8, &request));
 	ST_TRY(comm_wait(ballot->comm, &request));
 	count(ballot, tally);

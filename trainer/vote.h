@@ -33,8 +33,8 @@ struct train_tally {
 	int64_t longest_elapsed_ns;
 };
 
-/* losses: each rank brings `losses` of them to each vote. */
-enum st_status train_ballot_create(struct comm *comm, size_t losses, struct train_ballot **ballot);
+/* Rank r of n brings the losses of micro-batches [r M / n], rounded down, to [(r + 1) M / n] - 1 to each vote, M = micro_batches. */
+enum st_status train_ballot_create(struct comm *comm, uint64_t micro_batches, struct train_ballot **ballot);
 void train_ballot_free(struct train_ballot *ballot);
 
 /* Collective, blocking. */

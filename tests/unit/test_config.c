@@ -77,6 +77,12 @@ int main(void)
 	CHECK_FAILS(train_config_check_world(&config, "c.json", 3), ST_ERR_CONFIG,
 		    "c.json: batch.global: seen 32, expected a multiple of batch.micro x ranks = 4 x 3 = 12");
 	CHECK_FAILS(train_config_check_world(&config, "c.json", 16), ST_ERR_CONFIG, "batch.micro x ranks = 4 x 16 = 64");
+	/* A reproducible run's ranks need not have equally many. */
+	config.reproducible = true;
+	CHECK_OK(train_config_check_world(&config, "c.json", 3));
+	CHECK_FAILS(train_config_check_world(&config, "c.json", 9), ST_ERR_CONFIG,
+		    "c.json: batch.global: seen 32, expected at least batch.micro x ranks = 4 x 9 = 36");
+	config.reproducible = false;
 	config.debug.flip_bit.rank = 4;
 	CHECK_FAILS(train_config_check_world(&config, "c.json", 4), ST_ERR_CONFIG,
 		    "c.json: debug.flip_bit.rank: seen 4, expected a rank of this job: 0 to 3, or -1");

@@ -72,7 +72,7 @@ static void buckets_are_cut_well(struct comm *comm)
 		for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
 			struct train_buckets *buckets;
 			size_t end = counts[c], offset, count;
-			CHECK_OK(train_buckets_create(comm, gradients, counts[c], sizes[s], &buckets));
+			CHECK_OK(train_buckets_create(comm, gradients, counts[c], sizes[s], NULL, &buckets));
 			for (size_t i = 0; i < train_buckets_count(buckets); i++) {
 				train_buckets_range(buckets, i, &offset, &count);
 				CHECK(count && offset + count == end && offset % 16 == 0 && count * sizeof(float) <= sizes[s],
@@ -96,7 +96,7 @@ static void buckets_sum(struct comm *comm)
 
 	CHECK_OK(comm_memory_alloc(comm, count * sizeof(float), &memory));
 	gradients = memory;
-	CHECK_OK(train_buckets_create(comm, gradients, count, 4096, &buckets));
+	CHECK_OK(train_buckets_create(comm, gradients, count, 4096, NULL, &buckets));
 	for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
 		for (size_t i = 0; i < count; i++)
 			gradients[i] = NAN; /* not yet computed */
@@ -130,6 +130,58 @@ static void buckets_sum(struct comm *comm)
 	comm_memory_free(comm, memory);
 }
 
+/* With leaves: the bits of one tree over all micro-batches, whoever had which, and however backward cuts its ranges. */
+#define LEAVES 7
+static float leaf_value(uint32_t leaf, size_t i)
+{
+	return (float)(i * 7919 % 1009 + 1) / (float)(leaf * 13 + 3) * (float)(1u << (i + leaf * 5) % 20);
+}
+
+static void leaves_are_summed(struct comm *comm)
+{
+	enum { COUNT = 5003 };
+	const size_t steps[] = {5003, 100, 1700};
+	struct comm_leaves leaves;
+	struct train_buckets *buckets;
+	void *memory;
+
+	CHECK_OK(comm_leaves_open(comm, LEAVES, &leaves));
+	CHECK_OK(comm_memory_alloc(comm, leaves.held * train_buckets_stride(COUNT) * sizeof(float), &memory));
+	CHECK_OK(train_buckets_create(comm, memory, COUNT, 4096, &leaves, &buckets));
+	for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+		const bool infinite = s == 2 && comm_rank(comm) == comm_size(comm) - 1;
+		memset(memory, 0, COUNT * sizeof(float)); /* the others are cleared by the buckets, of what the step before has left */
+		for (uint64_t index = 0; index < leaves.end - leaves.first; index++) {
+			float *gradients = train_buckets_leaf(buckets, index);
+			const bool last = index + 1 == leaves.end - leaves.first;
+			if (last)
+				train_buckets_begin(buckets);
+			for (size_t end = COUNT; end;) {
+				size_t begin = end > steps[s] ? end - steps[s] : 0;
+				for (size_t i = begin; i < end; i++)
+					gradients[i] += i == 1234 && infinite && !index ? INFINITY : leaf_value(leaves.first + (uint32_t)index, i);
+				if (last)
+					train_buckets_completed(buckets, begin, end - begin);
+				end = begin;
+			}
+			if (!last)
+				train_buckets_add_leaf(buckets, index);
+		}
+		CHECK_OK(train_buckets_finish(buckets));
+		CHECK(train_buckets_not_finite(buckets) == (infinite ? 1234 : SIZE_MAX));
+		size_t wrong = 0;
+		for (size_t i = 0; i < COUNT; i++) {
+			const float l[LEAVES] = {leaf_value(0, i), leaf_value(1, i), leaf_value(2, i), leaf_value(3, i), leaf_value(4, i), leaf_value(5, i),
+						 leaf_value(6, i)};
+			const float expected = ((l[0] + l[1]) + (l[2] + l[3])) + ((l[4] + l[5]) + l[6]);
+			wrong += memcmp((float *)memory + i, &expected, sizeof expected) != 0;
+		}
+		CHECK(wrong == (s == 2), "rank %u of %u, ranges of %zu: %zu wrong", comm_rank(comm), comm_size(comm), steps[s], wrong);
+	}
+	train_buckets_free(buckets);
+	comm_memory_free(comm, memory);
+}
+
 /* Communication does not wait for the end of backward: what is complete is summed while the rest is still being computed. */
 static void buckets_start_early(struct comm *comm)
 {
@@ -141,7 +193,7 @@ static void buckets_start_early(struct comm *comm)
 
 	CHECK_OK(comm_memory_alloc(comm, count * sizeof(float), &memory));
 	memset(memory, 0, count * sizeof(float));
-	CHECK_OK(train_buckets_create(comm, memory, count, 1024, &buckets));
+	CHECK_OK(train_buckets_create(comm, memory, count, 1024, NULL, &buckets));
 	for (size_t i = 0; i < train_buckets_count(buckets); i++) {
 		train_buckets_range(buckets, i, &offset, &size);
 		started += offset >= count / 2;
@@ -173,7 +225,7 @@ static void votes_are_counted(struct comm *comm)
 	struct train_tally tally;
 	double losses[8];
 
-	CHECK_OK(train_ballot_create(comm, mine, &ballot));
+	CHECK_OK(train_ballot_create(comm, mine * size, &ballot));
 	for (size_t i = 0; i < mine; i++)
 		losses[i] = 1.0 / (3.0 + (double)(rank * mine + i));
 	struct train_vote vote = {.elapsed_ns = 1000 + rank};
@@ -243,6 +295,7 @@ static void replicas_are_compared(struct comm *comm)
 
 /* A whole run: data, model, buckets, optimizer, checkpoints; rank 0's losses go to a log file. */
 static size_t runs;
+static bool reproducible;
 
 static void train_tiny(struct comm *comm)
 {
@@ -250,8 +303,8 @@ static void train_tiny(struct comm *comm)
 	char data[300], log[300], checkpoints[300], batch[] = "batch.global=8", micro[] = "batch.micro=1", layers[] = "model.layers=1";
 	char heads[] = "model.heads=2", channels[] = "model.channels=8", context[] = "model.context=8", vocabulary[] = "model.vocabulary=256";
 	char steps[] = "steps=6", every[] = "checkpoint.every=3", evaluate[] = "eval.every=3", quiet[] = "log.every=1000", bucket[] = "bucket_bytes=4096";
-	char threads[] = "threads=1", *assignments[] = {data, log, checkpoints, batch, micro, layers, heads, channels, context, vocabulary, steps,
-							every, evaluate, quiet, bucket, threads};
+	char threads[] = "threads=1", bits[] = "reproducible=true", *assignments[] = {data, log, checkpoints, batch, micro, layers, heads, channels, context, vocabulary, steps,
+							every, evaluate, quiet, bucket, threads, bits};
 	struct train_run *run = calloc(1, sizeof *run);
 
 	snprintf(data, sizeof data, "data.directory=%s/data", temporary_directory);
@@ -259,7 +312,7 @@ static void train_tiny(struct comm *comm)
 	snprintf(checkpoints, sizeof checkpoints, "checkpoint.directory=%s/run.%zu", temporary_directory, runs);
 	char path[300];
 	snprintf(path, sizeof path, "%s/empty.json", temporary_directory);
-	CHECK_OK(train_config_load(path, assignments, sizeof assignments / sizeof *assignments, &config));
+	CHECK_OK(train_config_load(path, assignments, sizeof assignments / sizeof *assignments - !reproducible, &config));
 	enum st_status status = train_run_open(comm, &config, "empty.json", run);
 	CHECK(status == ST_OK, "%s", st_message());
 	if (status == ST_OK) {
@@ -269,7 +322,7 @@ static void train_tiny(struct comm *comm)
 			sum += run->meter.record.phase_ns[phase];
 		CHECK(sum == run->meter.record.step_ns && sum > 0, "phases add up to %lld of %lld ns", (long long)sum,
 		      (long long)run->meter.record.step_ns);
-		CHECK(run->meter.record.tokens == 8 * 8 / comm_size(comm) && run->meter.record.step == 6);
+		CHECK(run->meter.record.tokens == 8 * run->my_micro && run->my_micro - 8 / comm_size(comm) <= reproducible && run->meter.record.step == 6);
 	}
 	train_run_close(run);
 	train_config_free(&config);
@@ -306,11 +359,17 @@ static void ranks_train_alike(void)
 	const uint32_t worlds[] = {1, 4, 4};
 	for (runs = 0; runs < 3; runs++)
 		with_ranks(worlds[runs], train_tiny);
+	const uint32_t other_worlds[] = {1, 3, 5};
+	reproducible = true;
+	for (; runs < 6; runs++)
+		with_ranks(other_worlds[runs - 3], train_tiny);
 	fflush(stdout);
 	dup2(quiet, STDOUT_FILENO);
 	close(quiet);
 	CHECK(fabs(last_loss(0) - last_loss(1)) < 1e-5 && last_loss(1) == last_loss(2), "%.17g %.17g %.17g", last_loss(0), last_loss(1),
 	      last_loss(2));
+	CHECK(fabs(last_loss(0) - last_loss(3)) < 1e-5 && last_loss(3) == last_loss(4) && last_loss(3) == last_loss(5), "%.17g %.17g %.17g",
+	      last_loss(3), last_loss(4), last_loss(5));
 }
 
 int main(void)
@@ -326,6 +385,8 @@ int main(void)
 		with_ranks(worlds[i], buckets_start_early);
 		with_ranks(worlds[i], votes_are_counted);
 	}
+	for (uint32_t size = 1; size <= LEAVES; size++)
+		with_ranks(size, leaves_are_summed);
 	with_ranks(3, verdicts_are_shared);
 	for (size_t i = 0; i < TENSORS; i++) {
 		tensors[i] = (struct train_tensor){.offset = i, .elements = 1, .rows = 1, .columns = 1};
