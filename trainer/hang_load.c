@@ -370,7 +370,8 @@ static void add_job(struct hang_set *set, const char *job)
 static void choose(struct loader *loader, const char *job, struct hang_set *set)
 {
 	const struct hang_file *latest = NULL;
-	qsort(loader->files, loader->count, sizeof *loader->files, by_place);
+	if (loader->count)
+		qsort(loader->files, loader->count, sizeof *loader->files, by_place);
 	for (size_t i = 0; i < loader->count; i++)
 		if (job ? !strcmp(loader->files[i]->header.job, job) : !latest || loader->files[i]->created_ns > latest->created_ns)
 			latest = loader->files[i];
@@ -458,9 +459,10 @@ enum st_status hang_load(char *const *paths, size_t count, const char *job, stru
 		choose(&loader, job, set);
 		set->by_rank = malloc((set->count + 1) * sizeof *set->by_rank);
 		if (set->by_rank) {
-			if (set->count)
+			if (set->count) {
 				memcpy(set->by_rank, set->files, set->count * sizeof *set->by_rank);
-			qsort(set->by_rank, set->count, sizeof *set->by_rank, by_rank);
+				qsort(set->by_rank, set->count, sizeof *set->by_rank, by_rank);
+			}
 			find_times(set);
 		} else {
 			status = st_fail(ST_ERR_NOMEM, "out of memory");
