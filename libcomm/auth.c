@@ -12,10 +12,11 @@ struct transcript {
 	char label[16];
 	uint32_t version, direction, purpose, local;
 	uint32_t channel, from, to, job_bytes;
+	uint64_t context;
 	uint8_t client_nonce[WIRE_NONCE_BYTES], server_nonce[WIRE_NONCE_BYTES];
 	char job[BOOTSTRAP_JOB_BYTES];
 };
-_Static_assert(sizeof(struct transcript) == 16 + 32 + 64 + BOOTSTRAP_JOB_BYTES, "padding would be authenticated garbage");
+_Static_assert(sizeof(struct transcript) == 16 + 32 + 8 + 64 + BOOTSTRAP_JOB_BYTES, "padding would be authenticated garbage");
 
 static enum st_status mac_of(const struct auth_keys *keys, const struct auth_session *session, enum direction direction,
 			     uint8_t mac[WIRE_MAC_BYTES])
@@ -26,6 +27,7 @@ static enum st_status mac_of(const struct auth_keys *keys, const struct auth_ses
 			       .purpose = session->hello.purpose,
 			       .local = session->local,
 			       .channel = session->hello.channel,
+			       .context = session->hello.context,
 			       .from = session->hello.from,
 			       .to = session->hello.to};
 	size_t job_bytes = strnlen(keys->job, sizeof t.job);
@@ -37,8 +39,8 @@ static enum st_status mac_of(const struct auth_keys *keys, const struct auth_ses
 	return st_hmac_sha256(keys->secret, WIRE_SECRET_BYTES, &t, sizeof t, mac);
 }
 
-enum st_status auth_client_begin(const struct auth_keys *keys, uint32_t to, enum wire_purpose purpose, uint32_t channel, bool local,
-				 struct auth_session *session, struct wire_hello *hello)
+enum st_status auth_client_begin(const struct auth_keys *keys, uint32_t to, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				 bool local, struct auth_session *session, struct wire_hello *hello)
 {
 	*session = (struct auth_session){.local = local};
 	session->hello = (struct wire_hello){.magic = WIRE_MAGIC,
@@ -47,7 +49,8 @@ enum st_status auth_client_begin(const struct auth_keys *keys, uint32_t to, enum
 					     .purpose = (uint8_t)purpose,
 					     .from = keys->rank,
 					     .to = to,
-					     .channel = channel};
+					     .channel = channel,
+					     .context = context};
 	ST_TRY(st_random_bytes(session->hello.nonce, sizeof session->hello.nonce));
 	*hello = session->hello;
 	return ST_OK;

@@ -6,7 +6,7 @@
  *   client -> server  PROOF      HMAC(secret, "client" + transcript)
  *   server -> client  WELCOME    the server has checked the proof and taken the connection
  *
- * transcript = protocol version, purpose, Unix or TCP, channel, both ranks, c, s, job: so a proof is good for one connection,
+ * transcript = protocol version, purpose, Unix or TCP, context and channel, both ranks, c, s, job: so a proof is good for one connection,
  * one direction, one purpose and one launch.  It shows that both ends know the job's secret; it does not encrypt what
  * follows.  (Symmetric two-pass mutual authentication as in ISO/IEC 9798-4, with HMAC-SHA-256, RFC 2104.)
  *
@@ -31,8 +31,8 @@ struct auth_session {
 };
 
 /* Client: fills HELLO for a connection to rank `to`. ST_ERR_SYSTEM when the kernel has no random bytes. */
-enum st_status auth_client_begin(const struct auth_keys *keys, uint32_t to, enum wire_purpose purpose, uint32_t channel, bool local,
-				 struct auth_session *session, struct wire_hello *hello);
+enum st_status auth_client_begin(const struct auth_keys *keys, uint32_t to, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				 bool local, struct auth_session *session, struct wire_hello *hello);
 
 /* Client: checks the server's CHALLENGE, fills PROOF. ST_ERR_PROTOCOL: not a challenge; ST_ERR_MISMATCH: another protocol version, named in
  * the message; ST_ERR_PERMISSION: the server does not know the secret, or means another connection. */

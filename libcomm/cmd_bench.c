@@ -34,6 +34,7 @@ struct bench {
 	uint64_t first_bytes, last_bytes, factor, step;
 	uint64_t iterations, warmup, root;
 	bool check, json;
+	bool private_memory; /* malloc's, not comm_memory_alloc's */
 	int types, ops; /* one of them, or ALL */
 	enum comm_type type;
 	enum comm_op op;
@@ -69,6 +70,7 @@ static void usage(FILE *out)
 	      "  -c, --check 0|1          check results; default 1\n"
 	      "  -d, --datatype TYPE      float (default), half, bfloat16, double, int32, int64, uint8, or all\n"
 	      "  -o, --op OP              sum (default), avg, min, max, or all\n"
+	      "  -m, --memory KIND        shared (default: comm_memory_alloc's, which local ranks read in place) or private (malloc's)\n"
 	      "  -r, --root RANK          root of broadcast; default 0\n"
 	      "      --json               one JSON document, with medians of single iterations as well\n"
 	      "\n"
@@ -121,7 +123,7 @@ static int parse(int argc, char **argv, struct bench *bench)
 		{"stepfactor", required_argument, NULL, 'f'}, {"stepbytes", required_argument, NULL, 'i'},
 		{"iters", required_argument, NULL, 'n'}, {"warmup_iters", required_argument, NULL, 'w'},
 		{"check", required_argument, NULL, 'c'}, {"root", required_argument, NULL, 'r'},
-		{"datatype", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
+		{"memory", required_argument, NULL, 'm'}, {"datatype", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
 		{"json", no_argument, NULL, JSON}, {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0},
 	};
 	const uint64_t most = UINT64_C(1) << 40;
@@ -130,7 +132,7 @@ static int parse(int argc, char **argv, struct bench *bench)
 				.types = COMM_F32, .ops = COMM_SUM};
 	opterr = 0;
 	optind = 1;
-	for (int c; (c = getopt_long(argc, argv, ":b:e:f:i:n:w:c:d:o:r:h", options, NULL)) != -1;) {
+	for (int c; (c = getopt_long(argc, argv, ":b:e:f:i:n:w:c:d:o:r:m:h", options, NULL)) != -1;) {
 		switch (c) {
 		case 'b':
 			if (!parse_number(optarg, true, 0, most, &bench->first_bytes))
@@ -178,6 +180,11 @@ static int parse(int argc, char **argv, struct bench *bench)
 					bench->ops = op;
 					break;
 				}
+			break;
+		case 'm':
+			bench->private_memory = !strcmp(optarg, "private");
+			if (!bench->private_memory && strcmp(optarg, "shared"))
+				return bad_value("-m", optarg, "shared or private");
 			break;
 		case JSON: bench->json = true; break;
 		case HELP:
@@ -530,14 +537,19 @@ static enum st_status kinds(struct bench *bench)
 	return ST_OK;
 }
 
-static char *buffer(uint64_t bytes)
+/* NULL: st_message() says why. Memory of the communicator goes with it. */
+static char *buffer(const struct bench *bench, uint64_t bytes)
 {
-	const size_t huge = (size_t)2 << 20;
-	size_t room = (bytes / huge + 1) * huge;
-	char *memory = aligned_alloc(huge, room);
+	const size_t huge = (size_t)2 << 20, room = (bytes / huge + 1) * huge;
+	void *memory = NULL;
+	if (!bench->private_memory)
+		return comm_memory_alloc(bench->comm, bytes, &memory) == ST_OK ? memory : NULL;
+	memory = aligned_alloc(huge, room);
 	if (memory) {
 		(void)madvise(memory, room, MADV_HUGEPAGE); /* where it can't be had, small pages do */
 		memset(memory, 0, room);
+	} else {
+		st_fail(ST_ERR_NOMEM, "rank %" PRIu32 ": no memory for buffers of %" PRIu64 " bytes", bench->rank, bytes);
 	}
 	return memory;
 }
@@ -563,11 +575,13 @@ int cmd_bench(int argc, char **argv)
 		comm_free(bench.comm);
 		return EX_USAGE;
 	}
-	bench.input = buffer(most);
-	bench.output = buffer(most);
-	if (!bench.input || !bench.output) {
-		status = st_fail(ST_ERR_NOMEM, "rank %" PRIu32 ": no memory for two buffers of %" PRIu64 " bytes", bench.rank, most);
-		comm_abort(bench.comm, st_message());
+	bench.input = buffer(&bench, most);
+	bench.output = bench.input ? buffer(&bench, most) : NULL;
+	if (!bench.output) {
+		char why[512];
+		snprintf(why, sizeof why, "%s", st_message());
+		comm_abort(bench.comm, why);
+		status = st_fail_copy(ST_ERR_NOMEM, why);
 	} else {
 		bench.rounds_on_the_way = options.accumulate == COMM_ACCUMULATE_WIRE;
 		if (!bench.rank)
@@ -581,8 +595,10 @@ int cmd_bench(int argc, char **argv)
 		fprintf(stderr, "synctrain bench: writing the results: %s\n", strerror(errno));
 		code = EX_IOERR;
 	}
+	if (bench.private_memory) {
+		free(bench.input);
+		free(bench.output);
+	}
 	comm_free(bench.comm);
-	free(bench.input);
-	free(bench.output);
 	return code;
 }

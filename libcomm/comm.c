@@ -58,7 +58,7 @@ static enum st_status agree(struct comm *comm)
 		uint64_t fusion_bytes;
 	} all = {comm->options.algorithm, comm->options.lanes, comm->options.fusion_bytes};
 	if (comm->size > 1)
-		ST_TRY(control_broadcast(comm->control, &all, sizeof all, comm->options.startup_timeout_ms));
+		ST_TRY(control_group_broadcast(comm->context, &all, sizeof all, comm->options.startup_timeout_ms));
 	if (all.algorithm >= COMM_ALGORITHMS)
 		return st_fail(ST_ERR_MISMATCH, "communicator: rank 0 chose algorithm %" PRIu32 ", unknown here", all.algorithm);
 	comm->options.algorithm = (enum comm_algorithm)all.algorithm;
@@ -85,7 +85,7 @@ static enum st_status all_mapped(const struct comm *comm, bool *mapped)
 		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
 	for (uint32_t peer = 0; peer < comm->size; peer++)
 		mine &= peer == comm->rank || is_mapped(comm, comm->rank, peer);
-	enum st_status status = control_all_gather(comm->control, &mine, sizeof mine, all, comm->options.startup_timeout_ms);
+	enum st_status status = control_group_all_gather(comm->context, &mine, sizeof mine, all, comm->options.startup_timeout_ms);
 	*mapped = true;
 	for (uint32_t r = 0; r < comm->size && status == ST_OK; r++)
 		*mapped &= all[r] == 1;
@@ -96,7 +96,7 @@ static enum st_status all_mapped(const struct comm *comm, bool *mapped)
 enum st_status comm_open_links(struct comm *comm, uint32_t leaves)
 {
 	const struct comm_links_options links = {
-		.control = comm->control,
+		.group = comm->context,
 		.engine = comm->engine,
 		.algorithms = comm->algorithms | 1 << PLAN_RING,
 		.leaves = leaves,
@@ -142,6 +142,53 @@ static bool crowded(const struct comm *comm)
 	return comm_local_size(comm) > (unsigned)allowed;
 }
 
+/* Lets operations go on while a decision waits: others may wait for them before they come to the decision. */
+static bool move_on(void *context)
+{
+	const struct comm *comm = context;
+	if (comm->options.progress_thread)
+		return false;
+	engine_progress(comm->engine); /* a failure is the job's, and ends the decision too */
+	return engine_busy(comm->engine);
+}
+
+enum st_status comm_wire(struct comm *comm)
+{
+	const struct topo_world *job = control_world(comm->control);
+	comm->world = control_group_world(comm->context);
+	comm->rank = comm->world->rank;
+	comm->size = comm->world->size;
+	comm_recorder_open(comm);
+	recorder_enter(comm->recorder); /* it waits for its peers here, too */
+	struct engine_options engine = {
+		.rank = job->rank,
+		.host = comm_host(comm, comm->rank),
+		.control = comm->control,
+		.group = comm->context,
+		.recorder = comm->recorder,
+		.arrival_timeout_ms = comm->options.arrival_timeout_ms,
+		.stall_timeout_ms = comm->options.stall_timeout_ms,
+		.crowded = crowded(comm),
+		.stream_bytes = STREAM_BYTES,
+		.lanes = comm->options.lanes,
+		.fusion_bytes = comm->options.fusion_bytes,
+	};
+	ST_TRY(engine_create(&engine, &comm->engine));
+	control_group_meanwhile(comm->context, move_on, comm);
+	ST_TRY(open_links(comm));
+	recorder_leave(comm->recorder, true);
+	return comm->options.progress_thread ? engine_start_thread(comm->engine) : ST_OK;
+}
+
+enum st_status comm_give_up(struct control *control, enum st_status status)
+{
+	char why[512];
+	snprintf(why, sizeof why, "%s", st_message());
+	if (control_check(control) == ST_OK)
+		control_abort(control, control_world(control)->rank, CONTROL_HOW_APPLICATION, "start-up", why);
+	return st_fail_copy(status, why);
+}
+
 static enum st_status create(struct bootstrap *bootstrap, bool finish, const struct comm_options *given, struct comm **out)
 {
 	struct comm_options options;
@@ -170,9 +217,8 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		uint32_t chunk_bytes, slots;
 		uint8_t accumulate;
 		control_hints(comm->control, &chunk_bytes, &slots, &accumulate);
-		comm->world = control_world(comm->control);
-		comm->rank = comm->world->rank;
-		comm->size = comm->world->size;
+		comm->context = control_root(comm->control);
+		comm->size = control_world(comm->control)->size;
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
 		comm->options.accumulate = (enum comm_accumulate)accumulate;
@@ -183,34 +229,10 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 	}
 	if (status == ST_OK)
 		status = agree(comm);
-	if (status == ST_OK) {
-		comm_recorder_open(comm);
-		struct engine_options engine = {
-			.rank = comm->rank,
-			.host = comm_host(comm, comm->rank),
-			.control = comm->control,
-			.recorder = comm->recorder,
-			.arrival_timeout_ms = options.arrival_timeout_ms,
-			.stall_timeout_ms = options.stall_timeout_ms,
-			.crowded = crowded(comm),
-			.stream_bytes = STREAM_BYTES,
-			.lanes = comm->options.lanes,
-			.fusion_bytes = comm->options.fusion_bytes,
-		};
-		status = engine_create(&engine, &comm->engine);
-	}
 	if (status == ST_OK)
-		status = open_links(comm);
-	if (status == ST_OK && options.progress_thread)
-		status = engine_start_thread(comm->engine);
-	if (status != ST_OK && comm && comm->control && comm->engine) {
-		/* The others wait for this rank: tell them why it does not come. */
-		char why[512];
-		snprintf(why, sizeof why, "%s", st_message());
-		if (control_check(comm->control) == ST_OK)
-			control_abort(comm->control, control_world(comm->control)->rank, CONTROL_HOW_APPLICATION, "start-up", why);
-		st_fail_copy(status, why);
-	}
+		status = comm_wire(comm);
+	if (status != ST_OK && comm && comm->control)
+		comm_give_up(comm->control, status);
 	if (finish)
 		bootstrap->finish(bootstrap);
 	if (status != ST_OK) {
@@ -248,6 +270,7 @@ void comm_free(struct comm *comm)
 	comm_recorder_judge(comm);
 	/* The goodbye on the control plane goes first, so that peers take the end of the links for what it is; the engine's links name
 	 * hosts that control owns, but closing them says nothing. */
+	control_group_leave(comm->context);
 	control_close(comm->control);
 	engine_free(comm->engine);
 	comm->engine = NULL;
@@ -285,6 +308,16 @@ uint32_t comm_local_size(const struct comm *comm)
 const char *comm_host(const struct comm *comm, uint32_t rank)
 {
 	return rank < comm->world->size ? comm->world->nodes[comm->world->node_of[rank]].name : "";
+}
+
+uint32_t comm_world_rank(const struct comm *comm, uint32_t rank)
+{
+	return rank < comm->size ? control_group_job_rank(comm->context, rank) : UINT32_MAX;
+}
+
+const char *comm_name(const struct comm *comm)
+{
+	return control_group_name(comm->context);
 }
 
 const char *comm_job(const struct comm *comm)
@@ -390,9 +423,12 @@ enum st_status comm_issue(struct comm *comm, const struct comm_call *call, struc
 			signature.root = group->digest;
 			signature.fused = (uint8_t)group->members;
 		}
-		return engine_submit_members(comm->engine, bound, owned, group->first, signature);
+		ST_TRY(engine_submit_members(comm->engine, bound, owned, group->first, signature));
+		control_group_issued(comm->context);
+		return ST_OK;
 	}
 	ST_TRY(engine_submit_ordered(comm->engine, bound, owned, call->input, call->layer_bytes, call->output, signature, request));
+	control_group_issued(comm->context);
 	if (group->open)
 		engine_set_group(*request, group->number);
 	return ST_OK;
@@ -554,7 +590,7 @@ enum st_status comm_decide(struct comm *comm, void *data, size_t bytes)
 {
 	ST_TRY(comm_failure(comm));
 	recorder_enter_decision(comm->recorder);
-	enum st_status status = control_broadcast(comm->control, data, bytes, comm->options.arrival_timeout_ms);
+	enum st_status status = control_group_broadcast(comm->context, data, bytes, comm->options.arrival_timeout_ms);
 	recorder_leave_decision(comm->recorder);
 	return status;
 }
@@ -563,7 +599,7 @@ enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, v
 {
 	ST_TRY(comm_failure(comm));
 	recorder_enter_decision(comm->recorder);
-	enum st_status status = control_all_gather(comm->control, mine, bytes, all, comm->options.arrival_timeout_ms);
+	enum st_status status = control_group_all_gather(comm->context, mine, bytes, all, comm->options.arrival_timeout_ms);
 	recorder_leave_decision(comm->recorder);
 	return status;
 }

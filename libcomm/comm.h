@@ -9,7 +9,7 @@
  *
  * Failure: when a rank dies, stalls or reports an error, every other rank's pending and later calls return ST_ERR_ABORTED
  * (the detector itself may return a closer status) and st_message() names the culprit: rank, host, operation, how.
- * A communicator that has failed can only be freed.  Nothing here blocks for longer than the deadlines in comm_options.
+ * A communicator that has failed can only be freed.  A failure ends all communicators that were split off from one another.  Nothing here blocks for longer than the deadlines in comm_options.
  */
 #ifndef SYNCTRAIN_LIBCOMM_COMM_H
 #define SYNCTRAIN_LIBCOMM_COMM_H
@@ -77,6 +77,19 @@ enum st_status comm_create(const struct comm_options *options, struct comm **com
 /* As comm_create, over a bootstrap made by the caller (ranks as threads, tests); see bootstrap.h. Takes no ownership. */
 enum st_status comm_create_over(struct bootstrap *bootstrap, const struct comm_options *options, struct comm **comm);
 
+#define COMM_NO_COLOR (-1)
+/*
+ * Splits a communicator, as MPI_Comm_split does: the ranks that give the same color (>= 0) get a communicator of their own, ordered by key,
+ * then by rank in COMM; who gives COMM_NO_COLOR gets NULL.  Collective over COMM, in the order of its other collectives and decisions;
+ * blocking.  Operations on COMM may be pending and go on meanwhile.  The new communicator has its own links, plans and decisions and is
+ * split like any other; it shares only the control plane, so that a failure anywhere ends all, and messages name ranks of the
+ * job beside the communicator's name.  Communicators are freed in any order: the job is left with the last of them.  A rank that
+ * leaves one while others still use it is named as the cause of their failure, and nobody hangs.
+ *
+ * ST_ERR_USAGE: another color; ST_ERR_MISMATCH or ST_ERR_ABORTED as collectives: *sub is set only on success.
+ */
+enum st_status comm_split(struct comm *comm, int32_t color, int32_t key, struct comm **sub);
+
 /* Leaves the job in an orderly way: tells the others, waits for nobody. Pending requests are abandoned. NULL is fine. */
 void comm_free(struct comm *comm);
 
@@ -85,6 +98,8 @@ uint32_t comm_size(const struct comm *comm);
 uint32_t comm_local_rank(const struct comm *comm);
 uint32_t comm_local_size(const struct comm *comm);
 const char *comm_host(const struct comm *comm, uint32_t rank);  /* node name of a rank; valid while comm lives */
+uint32_t comm_world_rank(const struct comm *comm, uint32_t rank); /* the rank in the job that messages name; UINT32_MAX: no such rank */
+const char *comm_name(const struct comm *comm);                  /* "world", or "2:1" for color 1 of its second split, "2:1/1:0" and so on */
 const char *comm_job(const struct comm *comm);                   /* "job.step.restart", or "local" */
 
 /* Page-aligned memory that local peers can map: DIRECT reads it where it is, where others' memory is copied once more.  For this communicator's
@@ -197,7 +212,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request);
 void comm_abort(struct comm *comm, const char *text);
 
 /* Small decisions, over the control plane (never the data path): rank 0's bytes everywhere; everybody's bytes, in rank order.
- * Collective, blocking, at most 64 KiB per rank. */
+ * Collective, in the order of the other collectives, blocking (pending operations go on meanwhile), at most 64 KiB per rank. */
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes);
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all);
 

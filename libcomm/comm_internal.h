@@ -60,7 +60,9 @@ struct comm_call {
 };
 
 struct comm {
-	struct control *control;
+	struct control *control;       /* shared with the communicators split off from this one: a reference each */
+	struct control_group *context; /* the control plane as this communicator sees it */
+	uint64_t splits;               /* of this communicator so far */
 	struct engine *engine;
 	struct recorder *recorder;
 	const struct topo_world *world;
@@ -112,6 +114,13 @@ enum st_status comm_shards_measure(const char *name, const size_t *counts, uint3
 uint64_t *comm_shards_offsets(const struct comm_shards *shards, uint32_t size);
 /* Whether a plan was made for these very shards. */
 bool comm_shards_match(const struct comm_shards *shards, const struct plan *plan);
+
+/* Engine and links of a communicator whose control, context and options are set, and its helper thread: collective among its members. */
+enum st_status comm_wire(struct comm *comm);
+/* This rank can't go on with making a communicator, of which st_message() tells: the others, who wait for it, are told. Returns status. */
+enum st_status comm_give_up(struct control *control, enum st_status status);
+/* The engine's failure; takes its lock. */
+enum st_status comm_failure(struct comm *comm);
 
 /* ST_ERR_USAGE for options that no communicator can have. */
 enum st_status comm_options_check(const struct comm_options *options);

@@ -106,25 +106,27 @@ static enum st_status find_edges(const struct comm_links_options *options, struc
 /* Shared memory on the same node where allowed, else TCP. */
 static enum st_status open_link(const struct comm_links_options *options, const struct edge *edge)
 {
-	const struct topo_world *world = control_world(options->control);
-	const uint32_t rank = world->rank, peer = edge->peer;
+	struct control *control = control_group_control(options->group);
+	const struct topo_world *world = control_world(control);
+	/* Of the job, as everything below. */
+	const uint32_t rank = world->rank, peer = control_group_job_rank(options->group, edge->peer);
 	struct transport_ends ends = {rank, peer, world->nodes[world->node_of[rank]].name, world->nodes[world->node_of[peer]].name};
 	bool share = false;
 	if (world->node_of[rank] == world->node_of[peer] && options->transports & COMM_TRANSPORT_SHM)
-		ST_TRY(control_same_node(options->control, peer, &share));
+		ST_TRY(control_same_node(control, peer, &share));
 	if (!share && !(options->transports & COMM_TRANSPORT_TCP))
 		return st_fail(ST_ERR_UNAVAILABLE, "ranks %" PRIu32 " on %s and %" PRIu32 " on %s can't share memory, and the transports allowed are shm only",
 			       ends.rank, ends.host, ends.peer, ends.peer_host);
 	int fd;
 	struct link *link;
-	ST_TRY(control_data_socket(options->control, peer, edge->index | (uint32_t)edge->lane << 16, share, &fd));
+	ST_TRY(control_group_data_socket(options->group, peer, edge->index | (uint32_t)edge->lane << 16, share, &fd));
 	const struct transport_ops *ops = share ? &transport_shm : &transport_tcp;
 	enum st_status status = ops->open(fd, &ends, options->slots, options->chunk_bytes, options->timeout_ms, &link);
 	if (status == ST_ERR_SYSTEM || status == ST_ERR_ABORTED || status == ST_ERR_TIMEOUT) {
 		/* Most likely the peer went away in mid-opening: whoever saw how knows better than this end of the socket. */
 		char why[512];
 		snprintf(why, sizeof why, "%s", st_message());
-		return control_suspect(options->control, peer, "start-up", why);
+		return control_group_suspect(options->group, peer, "start-up", why);
 	}
 	ST_TRY(status);
 	return engine_add_link(options->engine, link, edge->index, edge->lane);
@@ -139,7 +141,7 @@ struct room {
 
 enum st_status comm_links_room(const struct comm_links_options *options)
 {
-	const struct topo_world *world = control_world(options->control);
+	const struct topo_world *world = control_group_world(options->group);
 	const uint32_t node = world->node_of[world->rank];
 	struct edges edges = {0};
 	struct st_memory_room here;
@@ -159,7 +161,7 @@ enum st_status comm_links_room(const struct comm_links_options *options)
 	struct room *rooms = malloc(world->size * sizeof *rooms);
 	if (!rooms)
 		return st_fail(ST_ERR_NOMEM, "communicator: out of memory");
-	status = control_all_gather(options->control, &mine, sizeof mine, rooms, options->timeout_ms);
+	status = control_group_all_gather(options->group, &mine, sizeof mine, rooms, options->timeout_ms);
 	/* For each rank: what it and the later ranks of its group need, so that the group's first rank sees the sum. */
 	for (uint32_t n = 0; n < world->node_count && status == ST_OK; n++)
 		for (uint32_t i = 0; i < world->nodes[n].rank_count && status == ST_OK; i++) {
@@ -187,7 +189,7 @@ enum st_status comm_links_room(const struct comm_links_options *options)
 
 enum st_status comm_links_open(const struct comm_links_options *options)
 {
-	const struct topo_world *world = control_world(options->control);
+	const struct topo_world *world = control_group_world(options->group);
 	struct edges edges = {0};
 	if (world->size == 1)
 		return ST_OK;

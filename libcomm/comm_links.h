@@ -8,12 +8,12 @@
 #include "plan_choose.h"
 
 struct comm_links_options {
-	struct control *control;
+	struct control_group *group;
 	struct engine *engine;
 	unsigned algorithms; /* mask of 1 << enum plan_algorithm, equal on all ranks */
 	uint32_t leaves;     /* 0: links for the algorithms; else for ordered sums of so many leaves; equal on all ranks */
 	unsigned transports; /* mask of enum comm_transport; likewise */
-	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on */
+	struct plan_shape shape; /* rank, size, order, ...: what a plan's channels depend on; ranks are the communicator's */
 	unsigned lanes; /* equal on all ranks, as are the two below */
 	unsigned slots;
 	size_t chunk_bytes;
@@ -24,7 +24,7 @@ struct comm_links_options {
  * has it already. Blocks. */
 enum st_status comm_links_open(const struct comm_links_options *options);
 
-/* Collective over all of control's ranks, before any of them opens links. ST_ERR_NOMEM, the same on all, when the shared memory that the ranks of a
+/* Collective among the group's members, before any of them opens links. ST_ERR_NOMEM, the same on all, when the shared memory that the ranks of a
  * node need together is more than their memory limit leaves them: filling it up one segment after the other would have the kernel kill
  * a rank. */
 enum st_status comm_links_room(const struct comm_links_options *options);

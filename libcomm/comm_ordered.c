@@ -59,7 +59,7 @@ static enum st_status open_links(struct comm *comm, uint32_t total)
 	char why[512];
 	snprintf(why, sizeof why, "%s", st_message());
 	if (control_check(comm->control) == ST_OK)
-		control_abort(comm->control, comm->rank, CONTROL_HOW_APPLICATION, "links for ordered sums", why);
+		control_abort(comm->control, comm_world_rank(comm, comm->rank), CONTROL_HOW_APPLICATION, "links for ordered sums", why);
 	return st_fail_copy(status, why);
 }
 

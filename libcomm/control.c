@@ -153,12 +153,12 @@ static enum st_status join_parent(struct control *control, uint32_t parent, stru
 {
 	bool local = control_same_name(control, parent);
 	int fd = -1;
-	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, local, deadline, &fd);
+	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, local, deadline, &fd);
 
 	/* The same name, but not the same network namespace (containers): TCP will do. */
 	if (local && status == ST_ERR_UNAVAILABLE && control->endpoints[parent].port4 + control->endpoints[parent].port6) {
 		local = false;
-		status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, false, deadline, &fd);
+		status = control_connect(control, parent, WIRE_PURPOSE_TREE, false, deadline, &fd);
 	}
 	if (status == ST_ERR_ABORTED)
 		return status;
@@ -277,7 +277,7 @@ static enum st_status join_tree(struct control *control, struct st_deadline *dea
 		ST_TRY(join_parent(control, parent, &sooner));
 	ST_TRY(wait_for_children(control, &sooner));
 	/* Decision 0: when it ends, everybody is connected and the launcher's service can be left. */
-	return control_decide(control, WIRE_DECISION_GATHER, NULL, 0, NULL, left_ms(deadline), "start-up");
+	return control_group_meet(&control->root, left_ms(deadline));
 }
 
 /* ---- open and close ------------------------------------------------------------------------------------------------ */
@@ -288,7 +288,14 @@ static void destroy(struct control *control)
 	control_rejoin_end(control);
 	control_links_close_all(control);
 	control_openings_close_all(control);
-	control_decisions_free(control);
+	control_recent_free(control);
+	while (control->groups) {
+		struct control_group *group = control->groups;
+		control->groups = group->next;
+		control_group_destroy(group);
+		if (group != &control->root)
+			free(group);
+	}
 	for (int i = 0; i < CONTROL_LISTENERS; i++)
 		if (control->listeners[i].fd >= 0)
 			close(control->listeners[i].fd);
@@ -305,6 +312,7 @@ static void destroy(struct control *control)
 	free(control->gone);
 	free(control->inquired);
 	free(control->reach);
+	free(control->heard);
 	secret_free(control);
 	pthread_cond_destroy(&control->changed);
 	pthread_mutex_destroy(&control->lock);
@@ -328,6 +336,7 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->wake.fd = control->event_fd = control->epoll_fd = -1;
 	*out = control;
 
+	control->references = 1;
 	control->rank = bootstrap->rank;
 	control->size = bootstrap->size;
 	memcpy(control->job, bootstrap->job, sizeof control->job);
@@ -345,13 +354,11 @@ static enum st_status allocate(const struct bootstrap *bootstrap, const struct c
 	control->met = calloc(control->size, sizeof *control->met);
 	control->gone = calloc(control->size, sizeof *control->gone);
 	control->inquired = calloc(control->size, sizeof *control->inquired);
-	bool have = control->left && control->reach && control->met && control->gone && control->inquired;
-	for (int i = 0; i < CONTROL_DECISION_SLOTS; i++) {
-		control->decisions[i].ranks = calloc(control->size, sizeof *control->decisions[i].ranks);
-		have = have && control->decisions[i].ranks;
-	}
+	control->heard = calloc(control->size, sizeof *control->heard);
+	bool have = control->left && control->reach && control->met && control->gone && control->inquired && control->heard;
 	if (!have)
 		return st_fail(ST_ERR_NOMEM, "no memory for the control plane of %u ranks", control->size);
+	ST_TRY(control_root_init(control));
 	control->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	control->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (control->epoll_fd < 0 || control->event_fd < 0)
@@ -427,18 +434,33 @@ void control_close(struct control *control)
 	if (!control)
 		return;
 	pthread_mutex_lock(&control->lock);
+	if (--control->references) {
+		pthread_mutex_unlock(&control->lock);
+		return;
+	}
 	atomic_store_explicit(&control->closing, true, memory_order_relaxed);
-	/* A connection that comes from now on hears it too, see control_link_add(). */
-	if (control->world)
-		control->left[control->rank] = true;
-	if (!control->judged)
-		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = control->rank}, sizeof(struct wire_goodbye), NULL, 0);
-	/* Usually all is out at once; only a neighbour that does not read costs this second. */
-	while (control->thread_started && !control_links_flushed(control) && control_wait(control, &deadline))
+	if (control->world) {
+		struct wire_goodbye goodbye = {.rank = control->rank, .whole = 1, .entered = control_decisions_entered(&control->root)};
+		/* A connection that comes from now on hears it too, see control_link_add(). */
+		control->left[control->rank] = control->root.left[control->rank] = true;
+		control->root.entered[control->rank] = goodbye.entered;
+		if (!control->judged)
+			control_flood(control, NULL, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
+	}
+	/* Usually all is out at once, and what neighbours sent before they heard the goodbye, which is for others too, passed on; only a neighbour that
+	 * does not read or answer costs this second. */
+	while (control->thread_started && !control_links_parted(control) && control_wait(control, &deadline))
 		;
 	control_helpers_end(control);
 	pthread_mutex_unlock(&control->lock);
 	destroy(control);
+}
+
+void control_hold(struct control *control)
+{
+	pthread_mutex_lock(&control->lock);
+	control->references++;
+	pthread_mutex_unlock(&control->lock);
 }
 
 /* ---- what callers ask ---------------------------------------------------------------------------------------------- */
@@ -462,8 +484,16 @@ void control_hints(const struct control *control, uint32_t *chunk_bytes, uint32_
 
 void control_doing(struct control *control, const char *name, uint64_t sequence)
 {
+	control_group_doing(&control->root, name, sequence);
+}
+
+void control_group_doing(struct control_group *group, const char *name, uint64_t sequence)
+{
+	struct control *control = group->control;
+
 	/* Relaxed: the service thread may pair a name with its neighbour's number for an instant; both are only shown. */
 	atomic_store_explicit(&control->doing_sequence, sequence, memory_order_relaxed);
+	atomic_store_explicit(&control->doing_context, group->context, memory_order_relaxed);
 	atomic_store_explicit(&control->doing_name, name, memory_order_relaxed);
 }
 
@@ -513,6 +543,12 @@ void control_declare(struct control *control, const char *operation, const char 
 
 enum st_status control_suspect(struct control *control, uint32_t peer, const char *operation, const char *detail)
 {
+	return control_group_suspect(&control->root, peer, operation, detail);
+}
+
+enum st_status control_group_suspect(struct control_group *group, uint32_t peer, const char *operation, const char *detail)
+{
+	struct control *control = group->control;
 	struct st_deadline deadline = st_deadline_in_ms(CONTROL_SUSPECT_MS);
 	enum st_status status;
 
@@ -523,8 +559,8 @@ enum st_status control_suspect(struct control *control, uint32_t peer, const cha
 		status = control_verdict_await(control);
 		if (status != ST_OK)
 			break;
-		if (control->left[peer])
-			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, "");
+		if (control_group_has_left(group, peer))
+			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, control_group_left_how(group, peer));
 		else if (!control_wait(control, &deadline))
 			control_inquire_here(control, peer, operation, detail);
 	}

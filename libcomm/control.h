@@ -34,6 +34,7 @@
 
 struct bootstrap;
 struct control;
+struct control_group;
 
 #define CONTROL_MAX_DECISION_BYTES ((size_t)65536)
 
@@ -51,8 +52,10 @@ struct control_options {
  * tree, starts the service thread.  *control is set only on success.  The bootstrap stays the caller's and may be finished afterwards. */
 enum st_status control_open(struct bootstrap *bootstrap, const struct control_options *options, struct control **control);
 
-/* Tells the neighbours GOODBYE, stops the thread, closes everything. Waits for nobody. NULL is fine. */
+/* Gives up a reference; the last one tells the neighbours GOODBYE, stops the thread, closes everything. Waits for nobody. NULL is fine. */
 void control_close(struct control *control);
+/* One more reference, to be given up by control_close. */
+void control_hold(struct control *control);
 
 /* Rank, size, nodes, local ranks: valid while control lives. */
 const struct topo_world *control_world(const struct control *control);
@@ -111,6 +114,51 @@ bool control_has_left(struct control *control, uint32_t rank);
  * bytes <= CONTROL_MAX_DECISION_BYTES, equal on all ranks. */
 enum st_status control_broadcast(struct control *control, void *data, size_t bytes, int64_t arrival_timeout_ms);
 enum st_status control_all_gather(struct control *control, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
+
+/*
+ * Groups: the communicators of the job, each with its members, its decisions and a 64-bit context that names it on the wire; the root, of all
+ * ranks, has context 0.  Members' decisions travel along the tree as the job's do: a rank that has no part in one passes it on and
+ * remembers nothing.  Contexts come from comm_split, which reckons the same one on all its future members before it gathers who they are:
+ * a rank announces it first, so a contribution that comes before this rank knows the members finds a place (one bit per rank, as
+ * the first decision of a group carries no bytes, and nobody can be past it without this rank).  The functions above that name no
+ * group mean the root.  A failure is the job's, not a group's.
+ */
+#define CONTROL_GROUP_NAME_BYTES 40
+struct control_group *control_root(struct control *control); /* lives as long as control */
+
+/* Makes room for a group whose members are not known yet. ST_ERR_INTERNAL: the context is taken. `name` is cut off where it is too long. */
+enum st_status control_group_announce(struct control *control, uint64_t context, const char *name, struct control_group **group);
+/* Its members, as ranks of the job, this rank among them. Builds its world. */
+enum st_status control_group_form(struct control_group *group, const uint32_t *ranks, uint32_t size);
+/* Leaves it in an orderly way: tells the others, and frees it unless it is the root. The others fail with CONTROL_HOW_LEFT where they still
+ * need this rank. NULL is fine. */
+void control_group_leave(struct control_group *group);
+
+struct control *control_group_control(const struct control_group *group);
+const struct topo_world *control_group_world(const struct control_group *group);
+uint64_t control_group_context(const struct control_group *group);
+const char *control_group_name(const struct control_group *group);
+const char *control_group_label(const struct control_group *group); /* " in communicator NAME", "" for the root; lives as long as group */
+const uint32_t *control_group_ranks(const struct control_group *group); /* (its size) the members' ranks of the job; NULL: the same */
+uint32_t control_group_job_rank(const struct control_group *group, uint32_t member);
+
+/* What to do while a decision waits: returns whether it wants to be called again soon. Called by the thread that waits, without locks. */
+void control_group_meanwhile(struct control_group *group, bool (*work)(void *context), void *context);
+/* This rank has issued one more operation on the communicator: decisions are called by all after the same number of operations, else
+ * CONTROL_HOW_MISMATCH.  One relaxed store. */
+void control_group_issued(struct control_group *group);
+/* As control_doing, on this communicator. */
+void control_group_doing(struct control_group *group, const char *name, uint64_t sequence);
+
+/* As the functions above without `group`; peer is a rank of the job. */
+enum st_status control_group_broadcast(struct control_group *group, void *data, size_t bytes, int64_t arrival_timeout_ms);
+enum st_status control_group_all_gather(struct control_group *group, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
+/* An all_gather that only matches one of its kind: ranks that split a communicator. */
+enum st_status control_group_split(struct control_group *group, const void *mine, size_t bytes, void *all, int64_t arrival_timeout_ms);
+/* All members have entered: the first decision of a group. */
+enum st_status control_group_meet(struct control_group *group, int64_t timeout_ms);
+enum st_status control_group_data_socket(struct control_group *group, uint32_t peer, uint32_t channel, bool local, int *fd);
+enum st_status control_group_suspect(struct control_group *group, uint32_t peer, const char *operation, const char *detail);
 
 /* Counters for tests and reports. */
 struct control_counters {

@@ -112,8 +112,8 @@ static enum st_status move(struct control *control, int fd, void *message, size_
 	return ST_OK;
 }
 
-static enum st_status handshake(struct control *control, int fd, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
-				struct st_deadline *deadline, const char *whom)
+static enum st_status handshake(struct control *control, int fd, uint32_t peer, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				bool local, struct st_deadline *deadline, const char *whom)
 {
 	struct auth_session session;
 	struct wire_hello hello;
@@ -123,7 +123,7 @@ static enum st_status handshake(struct control *control, int fd, uint32_t peer, 
 	char why[256];
 	enum st_status status;
 
-	ST_TRY(auth_client_begin(&control->keys, peer, purpose, channel, local, &session, &hello));
+	ST_TRY(auth_client_begin(&control->keys, peer, purpose, context, channel, local, &session, &hello));
 	ST_TRY(move(control, fd, &hello, sizeof hello, true, true, deadline, whom));
 	ST_TRY(move(control, fd, &challenge, sizeof challenge, false, true, deadline, whom));
 	status = auth_client_prove(&control->keys, &session, &challenge, &proof);
@@ -142,7 +142,7 @@ static enum st_status handshake(struct control *control, int fd, uint32_t peer, 
 enum attempt { ATTEMPT_DONE, ATTEMPT_REFUSED, ATTEMPT_AGAIN, ATTEMPT_FAILED };
 
 /* One try. *status and st_message() say why it did not end with ATTEMPT_DONE. */
-static enum attempt attempt(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
+static enum attempt attempt(struct control *control, uint32_t peer, enum wire_purpose purpose, uint64_t context, uint32_t channel, bool local,
 			    struct st_deadline *deadline, int *out, enum st_status *status)
 {
 	union address address;
@@ -188,7 +188,7 @@ static enum attempt attempt(struct control *control, uint32_t peer, enum wire_pu
 		*status = st_fail(ST_ERR_PERMISSION, "%s: another user listens there", whom);
 		return ATTEMPT_FAILED;
 	}
-	*status = handshake(control, fd, peer, purpose, channel, local, deadline, whom);
+	*status = handshake(control, fd, peer, purpose, context, channel, local, deadline, whom);
 	if (*status == ST_OK) {
 		*out = fd;
 		return ATTEMPT_DONE;
@@ -198,14 +198,14 @@ static enum attempt attempt(struct control *control, uint32_t peer, enum wire_pu
 	return *status == ST_ERR_UNAVAILABLE || *status == ST_ERR_PROTOCOL ? ATTEMPT_AGAIN : ATTEMPT_FAILED;
 }
 
-enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
-			       struct st_deadline *deadline, int *fd)
+enum st_status control_connect_channel(struct control *control, uint32_t peer, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				       bool local, struct st_deadline *deadline, int *fd)
 {
 	enum st_status status;
 
 	for (int pause_ms = RETRY_FIRST_MS;; pause_ms = pause_ms * 2 < RETRY_LONGEST_MS ? pause_ms * 2 : RETRY_LONGEST_MS) {
 		char why[512];
-		switch (attempt(control, peer, purpose, channel, local, deadline, fd, &status)) {
+		switch (attempt(control, peer, purpose, context, channel, local, deadline, fd, &status)) {
 		case ATTEMPT_DONE:
 			return ST_OK;
 		case ATTEMPT_REFUSED:
@@ -227,17 +227,22 @@ enum st_status control_connect(struct control *control, uint32_t peer, enum wire
 	}
 }
 
+enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, bool local, struct st_deadline *deadline, int *fd)
+{
+	return control_connect_channel(control, peer, purpose, 0, 0, local, deadline, fd);
+}
+
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone)
 {
 	struct st_deadline deadline = st_deadline_in_ms(PROBE_MS);
 	bool local = control_same_name(control, rank);
 	int fd = -1;
-	enum st_status status = control_connect(control, rank, WIRE_PURPOSE_PROBE, 0, local, &deadline, &fd);
+	enum st_status status = control_connect(control, rank, WIRE_PURPOSE_PROBE, local, &deadline, &fd);
 	bool refused_here = local && status == ST_ERR_UNAVAILABLE;
 
 	*gone = false;
 	if (refused_here)
-		status = control_connect(control, rank, WIRE_PURPOSE_PROBE, 0, false, &deadline, &fd);
+		status = control_connect(control, rank, WIRE_PURPOSE_PROBE, false, &deadline, &fd);
 	if (status == ST_OK)
 		close(fd);
 	if (status == ST_ERR_ABORTED)
@@ -292,7 +297,7 @@ enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_
 	if (sign != CONTROL_SIGN_MUTE)
 		return sign;
 	struct st_deadline deadline = st_deadline_in_ms(2 * answer_ms);
-	switch (control_connect(control, rank, WIRE_PURPOSE_PROBE, 0, local, &deadline, &fd)) {
+	switch (control_connect(control, rank, WIRE_PURPOSE_PROBE, local, &deadline, &fd)) {
 	case ST_OK:
 		close(fd);
 		return CONTROL_SIGN_ALIVE;
@@ -306,7 +311,7 @@ enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_
 /* ---- data sockets and probes --------------------------------------------------------------------------------------- */
 
 /* The peer can't be connected to: it left, or ends the job. */
-static enum st_status peer_failed(struct control *control, uint32_t peer, enum st_status status, const char *operation)
+static enum st_status peer_failed(struct control_group *group, uint32_t peer, enum st_status status, const char *operation)
 {
 	char why[512];
 
@@ -314,8 +319,8 @@ static enum st_status peer_failed(struct control *control, uint32_t peer, enum s
 	if (status == ST_ERR_ABORTED)
 		return status;
 	if (status == ST_ERR_UNAVAILABLE || status == ST_ERR_TIMEOUT)
-		return control_suspect(control, peer, operation, why);
-	return control_abort(control, peer, CONTROL_HOW_LINK, operation, why);
+		return control_group_suspect(group, peer, operation, why);
+	return control_abort(group->control, peer, CONTROL_HOW_LINK, operation, why);
 }
 
 static enum st_status check_peer(const struct control *control, uint32_t peer)
@@ -325,12 +330,14 @@ static enum st_status check_peer(const struct control *control, uint32_t peer)
 	return ST_OK;
 }
 
-enum st_status control_data_socket(struct control *control, uint32_t peer, uint32_t channel, bool local, int *fd)
+enum st_status control_group_data_socket(struct control_group *group, uint32_t peer, uint32_t channel, bool local, int *fd)
 {
+	struct control *control = group->control;
 	struct st_deadline deadline = st_deadline_in_ms(control->startup_timeout_ms);
-	static const char operation[] = "wiring";
+	char operation[WIRE_OPERATION_BYTES];
 	enum st_status status;
 
+	snprintf(operation, sizeof operation, "wiring%s", group->label);
 	ST_TRY(check_peer(control, peer));
 	if (local && !control_same_name(control, peer))
 		return st_fail(ST_ERR_USAGE, "rank %u is on %s, not on this node", peer, node_name(control, peer));
@@ -339,12 +346,12 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
 		/* Who can't connect must have said why before those who wait for it call it late. */
 		int64_t sooner_ms = control->startup_timeout_ms * 3 / 8 < SOONER_MS ? control->startup_timeout_ms * 3 / 8 : SOONER_MS;
 		deadline.left_ns -= sooner_ms * ST_NS_PER_MS;
-		status = control_connect(control, peer, WIRE_PURPOSE_DATA, channel, local, &deadline, fd);
-		return status == ST_OK ? ST_OK : peer_failed(control, peer, status, operation);
+		status = control_connect_channel(control, peer, WIRE_PURPOSE_DATA, group->context, channel, local, &deadline, fd);
+		return status == ST_OK ? ST_OK : peer_failed(group, peer, status, operation);
 	}
 	pthread_mutex_lock(&control->lock);
 	for (;;) {
-		int accepted = control_accepted_take(control, peer, channel, local);
+		int accepted = control_accepted_take(control, peer, group->context, channel, local);
 		if (accepted >= 0) {
 			*fd = accepted;
 			status = ST_OK;
@@ -353,8 +360,8 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
 		status = control_verdict_await(control);
 		if (status != ST_OK)
 			break;
-		if (control->left[peer]) {
-			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, "");
+		if (control_group_has_left(group, peer)) {
+			control_abort_locked(control, peer, CONTROL_HOW_LEFT, operation, control_group_left_how(group, peer));
 		} else if (!control_wait(control, &deadline)) {
 			char detail[128];
 			snprintf(detail, sizeof detail, "it did not open data channel %u within %.1f s", channel,
@@ -364,6 +371,11 @@ enum st_status control_data_socket(struct control *control, uint32_t peer, uint3
 	}
 	pthread_mutex_unlock(&control->lock);
 	return status;
+}
+
+enum st_status control_data_socket(struct control *control, uint32_t peer, uint32_t channel, bool local, int *fd)
+{
+	return control_group_data_socket(&control->root, peer, channel, local, fd);
 }
 
 enum st_status control_same_node(struct control *control, uint32_t peer, bool *same)
@@ -395,14 +407,14 @@ enum st_status control_same_node(struct control *control, uint32_t peer, bool *s
 
 	if (reach == CONTROL_REACH_UNKNOWN) {
 		reach = CONTROL_REACH_LOCAL;
-		status = control_connect(control, peer, WIRE_PURPOSE_LOCAL, 0, true, &deadline, &fd);
+		status = control_connect(control, peer, WIRE_PURPOSE_LOCAL, true, &deadline, &fd);
 		if (status == ST_ERR_UNAVAILABLE || status == ST_ERR_PERMISSION) {
 			/* Another network namespace, or another user's: tell the peer, which waits for one answer or the other. */
 			reach = CONTROL_REACH_REMOTE;
-			status = control_connect(control, peer, WIRE_PURPOSE_REMOTE, 0, false, &deadline, &fd);
+			status = control_connect(control, peer, WIRE_PURPOSE_REMOTE, false, &deadline, &fd);
 		}
 		if (status != ST_OK)
-			return peer_failed(control, peer, status, "wiring");
+			return peer_failed(&control->root, peer, status, "wiring");
 		close(fd);
 		pthread_mutex_lock(&control->lock);
 		control->reach[peer] = (uint8_t)reach;

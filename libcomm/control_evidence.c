@@ -88,7 +88,7 @@ static struct control_link *reach(struct control *control, uint32_t rank, int64_
 	if (link && link->silent_ns < 3 * control->heartbeat_ms * ST_NS_PER_MS)
 		return link;
 	pthread_mutex_unlock(&control->lock);
-	enum st_status status = control_connect(control, rank, WIRE_PURPOSE_TREE, 0, local, &deadline, &fd);
+	enum st_status status = control_connect(control, rank, WIRE_PURPOSE_TREE, local, &deadline, &fd);
 	pthread_mutex_lock(&control->lock);
 	if (status != ST_OK)
 		return NULL;

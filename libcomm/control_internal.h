@@ -10,7 +10,8 @@
  *   control_tree.c       connections of the tree, frames, floods, the verdict
  *   control_rejoin.c     a new parent when the old one has left or died
  *   control_evidence.c   what to make of a neighbour that is silent: whom to ask, whom to blame
- *   control_decide.c     all_gather and broadcast
+ *   control_group.c      communicators: their members, who has left them
+ *   control_decide.c     all_gather and broadcast among the members of one
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
  * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
@@ -40,11 +41,14 @@
 #define CONTROL_OPENING_MS 5000
 #define CONTROL_MAX_ACCEPTED 4096
 #define CONTROL_SUSPECT_MS 500
+#define CONTROL_LOST_MS 2000
 #define CONTROL_SETTLE_MS 300
 #define CONTROL_SETTLE_MOST_MS 1000 /* while a way round a cut is looked for */
 #define CONTROL_MAX_HELPERS 16
 #define CONTROL_MAX_LINKS_TO_PEER 4
 #define CONTROL_CLOSE_FLUSH_MS 1000
+#define CONTROL_RECENT_BYTES ((size_t)256 << 10)
+#define CONTROL_RECENT_MS 10000
 #define CONTROL_DECISION_SLOTS 4 /* the two before the current one, the current one, and the next */
 
 enum { CONTROL_LISTENER_UNIX, CONTROL_LISTENER_IPV4, CONTROL_LISTENER_IPV6, CONTROL_LISTENERS };
@@ -78,6 +82,7 @@ struct control_link {
 	uint32_t peer;
 	bool local;
 	bool wants_write;
+	bool mute, farewell; /* the peer leaves, and gets nothing more from this rank; this rank leaves, and gets nothing more from the peer */
 	bool knows; /* the verdict */
 	int64_t silent_ns; /* this process's running time since the last heartbeat */
 	struct wire_reader reader;
@@ -89,6 +94,7 @@ struct control_link {
 struct control_accepted {
 	struct control_accepted *next;
 	uint32_t peer, channel;
+	uint64_t context;
 	bool local;
 	int fd;
 };
@@ -96,13 +102,48 @@ struct control_accepted {
 struct control_contribution {
 	bool present;
 	uint32_t kind, bytes;
+	uint64_t operations;
 	uint8_t *data; /* owned; NULL when there is none */
 };
 
 struct control_decision {
 	uint64_t sequence;
 	uint32_t present;                   /* number of contributions */
-	struct control_contribution *ranks; /* (size) */
+	struct control_contribution *ranks; /* (size of the group) */
+};
+
+/* A frame of a group that passed through this rank: a new neighbour may be without it. */
+struct control_recent {
+	struct control_recent *next;
+	int64_t when_ns;
+	uint32_t type;
+	size_t bytes;
+	uint8_t payload[];
+};
+
+struct control_member {
+	uint32_t rank, member; /* of the job; of the group */
+};
+
+/* A communicator's part.  Guarded by the control plane's lock, except what is constant once it is formed. */
+struct control_group {
+	struct control *control;
+	struct control_group *next;
+	uint64_t context;
+	char name[CONTROL_GROUP_NAME_BYTES];
+	char label[CONTROL_GROUP_NAME_BYTES + 20]; /* " in communicator NAME" for messages; "" for the root */
+	struct topo_world *world;       /* of its members; the root's is the control plane's */
+	uint32_t size, member;          /* 0 while it forms; this rank's place */
+	uint32_t *ranks;                /* (size) member -> rank of the job; NULL: the same */
+	struct control_member *members; /* (size) by rank; NULL: the same */
+	bool *early;                    /* (size of the job) while it forms: who has entered decision 0 already */
+	bool *left;                     /* (size) has left this communicator, though perhaps not the job */
+	uint64_t *entered;              /* (size) of those: how many decisions they had part in, or WIRE_UNKNOWN */
+	struct control_decision decisions[CONTROL_DECISION_SLOTS];
+	uint64_t decision;              /* the one that callers are in, or enter next */
+	_Atomic uint64_t operations;    /* issued by this rank; relaxed: whoever compares looks again */
+	bool (*meanwhile)(void *context);
+	void *meanwhile_context;
 };
 
 enum control_reach { CONTROL_REACH_UNKNOWN, CONTROL_REACH_LOCAL, CONTROL_REACH_REMOTE };
@@ -141,7 +182,7 @@ struct control {
 	_Atomic bool closing;               /* control_close has begun; relaxed: whoever connects looks again within a second */
 	_Atomic bool aborted;               /* set once, after verdict and text, with the lock held */
 	_Atomic(const char *) doing_name;   /* relaxed: texts only */
-	_Atomic uint64_t doing_sequence;
+	_Atomic uint64_t doing_sequence, doing_context;
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* broadcast whenever something that a caller may wait for has changed */
@@ -157,8 +198,11 @@ struct control {
 	bool *gone;     /* (size) this rank's connection to it ended without GOODBYE, or can't be made */
 	bool *inquired; /* (size) a helper is finding out about it */
 	uint8_t *reach; /* (size) enum control_reach */
-	struct control_decision decisions[CONTROL_DECISION_SLOTS];
-	uint64_t decision; /* the one that callers are in, or enter next */
+	struct control_group root, *groups; /* groups: all, the root's last */
+	struct control_recent *oldest_recent, *newest_recent;
+	size_t recent_bytes;
+	uint64_t *heard; /* (size) number of the last numbered frame from each origin; this rank's own: that it sent last */
+	unsigned references;
 	bool judged; /* there is a verdict, which may still change until `aborted` */
 	struct st_deadline settle, settle_most;
 	unsigned reaching; /* helpers that look for a way round a cut, to bring the verdict there */
@@ -188,7 +232,7 @@ int control_openings_tick(struct control *control);
 void control_openings_free_closed(struct control *control);
 void control_openings_close_all(struct control *control);
 /* Takes a waiting data connection, or returns -1. */
-int control_accepted_take(struct control *control, uint32_t peer, uint32_t channel, bool local);
+int control_accepted_take(struct control *control, uint32_t peer, uint64_t context, uint32_t channel, bool local);
 
 enum control_sign {
 	CONTROL_SIGN_NONE,    /* nothing: its host is down, or cut off from here */
@@ -200,8 +244,9 @@ enum control_sign {
 /* control_connect.c */
 /* A proven connection to `peer` for `purpose`. ST_ERR_UNAVAILABLE: nothing listens there (its process is gone, when the socket is a Unix
  * socket); ST_ERR_TIMEOUT; ST_ERR_ABORTED; others as auth.h. Blocks; the lock is not held. */
-enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, uint32_t channel, bool local,
-			       struct st_deadline *deadline, int *fd);
+enum st_status control_connect(struct control *control, uint32_t peer, enum wire_purpose purpose, bool local, struct st_deadline *deadline, int *fd);
+enum st_status control_connect_channel(struct control *control, uint32_t peer, enum wire_purpose purpose, uint64_t context, uint32_t channel,
+				       bool local, struct st_deadline *deadline, int *fd);
 /* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
  * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
@@ -219,11 +264,13 @@ void control_link_send(struct control *control, struct control_link *link, uint3
 		       size_t data_bytes);
 void control_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
 		   const void *data, size_t data_bytes);
-/* rank has left: remembers it and passes it on. */
-void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from);
+/* rank has left after it `entered` so many of the root's decisions: remembers it and passes it on. */
+void control_mark_left(struct control *control, uint32_t rank, uint64_t entered, const struct control_link *from);
 void control_links_free_closed(struct control *control);
 void control_links_close_all(struct control *control);
 bool control_links_flushed(const struct control *control);
+/* All is out, and every neighbour has answered this rank's goodbye, or there is none to be answered: the job was aborted. */
+bool control_links_parted(const struct control *control);
 /* Sends heartbeats that are due, ends links that are silent. Returns how long until the next look, in ms. */
 int control_links_tick(struct control *control);
 /* Judges: floods the verdict unless there is a stronger one, or one that has been known for long. Never blocks. */
@@ -246,6 +293,31 @@ void control_rejoin_now(struct control *control);
 int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
 void control_rejoin_end(struct control *control);
+
+/* control_group.c; with the lock held, except init and destroy */
+enum st_status control_root_init(struct control *control);
+void control_group_destroy(struct control_group *group); /* what it owns, not itself */
+struct control_group *control_group_find(struct control *control, uint64_t context);
+/* The place of a rank of the job; false: it is no member. */
+bool control_group_member(const struct control_group *group, uint32_t rank, uint32_t *member);
+uint32_t control_group_rank_of(const struct control_group *group, uint32_t member);
+/* rank (of the job) has left it, or the whole job. */
+bool control_group_has_left(const struct control_group *group, uint32_t rank);
+/* The detail of CONTROL_HOW_LEFT for such a rank. */
+const char *control_group_left_how(const struct control_group *group, uint32_t rank);
+enum st_status control_goodbye_frame(struct control *control, struct control_link *from, const uint8_t *payload);
+enum st_status control_resend_frame(struct control *control, struct control_link *from, const uint8_t *payload);
+/* The number of a flood that begins here; whether one that came from another rank is new. */
+void control_group_number(struct control *control, uint32_t *origin, uint64_t *number);
+bool control_group_news(struct control *control, uint32_t origin, uint64_t number);
+/* A frame of another group than the root: as control_flood, and remembers it for a while. */
+void control_group_flood(struct control *control, const struct control_link *except, uint32_t type, const void *payload, size_t bytes,
+			 const void *data, size_t data_bytes);
+/* To a new neighbour: what it may be without. */
+void control_recent_send(struct control *control, struct control_link *link);
+void control_recent_free(struct control *control);
+/* This rank has a new neighbour: asks all members of communicators to send again what may have been lost before. */
+void control_groups_ask_again(struct control *control);
 
 /* A silence of this length is judged, so that the verdict has settled when the stall timeout is over. */
 static inline int64_t control_silence_judged_ns(const struct control *control)
@@ -273,12 +345,21 @@ enum st_status control_answer_frame(struct control *control, struct control_link
 void control_helpers_end(struct control *control);
 
 /* control_decide.c */
-enum st_status control_decide(struct control *control, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
-			      const char *name);
-/* ST_ERR_PROTOCOL with a message: no correct rank sends this. Lock held. */
+enum st_status control_group_decide(struct control_group *group, uint32_t kind, const void *mine, size_t bytes, void *all, int64_t timeout_ms,
+				    const char *name);
+/* The rest with the lock held.  ST_ERR_PROTOCOL with a message: no correct rank sends this. */
 enum st_status control_decision_frame(struct control *control, struct control_link *from, const uint8_t *payload, size_t bytes);
+/* To a new neighbour: all that is known of the root's decisions, which every rank keeps. */
 void control_decisions_resend(struct control *control, struct control_link *link);
-void control_decisions_free(struct control *control);
+/* How many decisions this rank has had part in. */
+uint64_t control_decisions_entered(struct control_group *group);
+/* To everybody: what this rank, and members that have left, have contributed. */
+void control_decisions_repeat(struct control_group *group);
+/* Contributions that came while the group was forming. */
+void control_decisions_take_early(struct control_group *group);
+/* Ranks that wait in a decision before which this one has issued more operations than they. */
+void control_decisions_tick(struct control *control);
+void control_decisions_free(struct control_group *group);
 
 /* control_service.c */
 enum st_status control_service_start(struct control *control);

@@ -252,7 +252,8 @@ static void hand_over(struct control *control, struct control_opening *opening, 
 		accepted = peer < control->rank && control->accepted_count < CONTROL_MAX_ACCEPTED ? malloc(sizeof *accepted) : NULL;
 		if (!accepted)
 			break;
-		*accepted = (struct control_accepted){.next = control->accepted, .peer = peer, .channel = hello->channel, .local = local, .fd = fd};
+		*accepted = (struct control_accepted){.next = control->accepted, .peer = peer, .context = hello->context, .channel = hello->channel,
+							 .local = local, .fd = fd};
 		control->accepted = accepted;
 		control->accepted_count++;
 		return;
@@ -315,11 +316,11 @@ void control_opening_ready(struct control *control, struct control_opening *open
 	pthread_cond_broadcast(&control->changed);
 }
 
-int control_accepted_take(struct control *control, uint32_t peer, uint32_t channel, bool local)
+int control_accepted_take(struct control *control, uint32_t peer, uint64_t context, uint32_t channel, bool local)
 {
 	for (struct control_accepted **at = &control->accepted; *at; at = &(*at)->next) {
 		struct control_accepted *accepted = *at;
-		if (accepted->peer != peer || accepted->channel != channel || accepted->local != local)
+		if (accepted->peer != peer || accepted->context != context || accepted->channel != channel || accepted->local != local)
 			continue;
 		int fd = accepted->fd;
 		*at = accepted->next;

@@ -55,7 +55,7 @@ static bool comes_before(const struct control *control, uint32_t a, uint32_t b)
 static bool has_parent(const struct control *control)
 {
 	for (const struct control_link *link = control->links; link; link = link->next)
-		if (link->source.fd >= 0 && comes_before(control, link->peer, control->rank))
+		if (link->source.fd >= 0 && !link->mute && comes_before(control, link->peer, control->rank))
 			return true;
 	return false;
 }
@@ -68,19 +68,21 @@ static void try_parent(struct control *control, uint32_t parent)
 	int fd = -1;
 
 	pthread_mutex_unlock(&control->lock);
-	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, local, &deadline, &fd);
+	enum st_status status = control_connect(control, parent, WIRE_PURPOSE_TREE, local, &deadline, &fd);
 	if (local && status == ST_ERR_UNAVAILABLE) {
 		local = false;
-		status = control_connect(control, parent, WIRE_PURPOSE_TREE, 0, false, &deadline, &fd);
+		status = control_connect(control, parent, WIRE_PURPOSE_TREE, false, &deadline, &fd);
 	}
 	pthread_mutex_lock(&control->lock);
 	if (status == ST_OK) {
 		/* Also when this rank is closing by now: adding the link tells the parent so, where a bare end would look like a death. */
 		if (control_link_add(control, parent, local, fd) != ST_OK)
 			close(fd);
+		else
+			control_groups_ask_again(control);
 	} else if (status == ST_ERR_UNAVAILABLE && !control->judged) {
 		/* Its listener is gone, so it left too, and we were cut off from its GOODBYE. */
-		control_mark_left(control, parent, NULL);
+		control_mark_left(control, parent, WIRE_UNKNOWN, NULL);
 	} else if (status != ST_ERR_INTERRUPTED) {
 		control->gone[parent] = true; /* it died as well, or can't be reached from here */
 	}

@@ -89,6 +89,7 @@ static void *service(void *argument)
 		/* After the events: what lay in the sockets while this process was stopped counts before silence does. */
 		int links_ms = control_links_tick(control);
 		sleep_ms = links_ms < sleep_ms ? links_ms : sleep_ms;
+		control_decisions_tick(control);
 		int settle_ms = control_settle_tick(control);
 		sleep_ms = settle_ms < sleep_ms ? settle_ms : sleep_ms;
 		int rejoin_ms = control_rejoin_tick(control);

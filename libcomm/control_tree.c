@@ -90,6 +90,14 @@ bool control_links_flushed(const struct control *control)
 	return true;
 }
 
+bool control_links_parted(const struct control *control)
+{
+	for (const struct control_link *link = control->links; link && !control->judged; link = link->next)
+		if (link->source.fd >= 0 && !link->farewell && !control->left[link->peer])
+			return false;
+	return control_links_flushed(control);
+}
+
 int64_t control_silence_ns(const struct control *control, uint32_t peer)
 {
 	int64_t least = INT64_MAX;
@@ -142,7 +150,7 @@ void control_link_send(struct control *control, struct control_link *link, uint3
 	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
 	size_t sent = 0;
 
-	if (link->source.fd < 0)
+	if (link->source.fd < 0 || link->mute)
 		return;
 	if (link->out_begin == link->out_end) {
 		ssize_t n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -208,10 +216,16 @@ enum st_status control_link_add(struct control *control, uint32_t peer, bool loc
 	if (control_same_name(control, peer) && control->reach[peer] == CONTROL_REACH_UNKNOWN)
 		control->reach[peer] = local ? CONTROL_REACH_LOCAL : CONTROL_REACH_REMOTE;
 
+	control_decisions_resend(control, link);
+	control_recent_send(control, link);
+	/* After what those who left have said before. */
 	for (uint32_t r = 0; r < control->size; r++)
 		if (control->left[r])
-			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r}, sizeof(struct wire_goodbye), NULL, 0);
-	control_decisions_resend(control, link);
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .whole = 1, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
+		else if (control->root.left[r])
+			control_link_send(control, link, WIRE_GOODBYE, &(struct wire_goodbye){.rank = r, .entered = control->root.entered[r]},
+					  sizeof(struct wire_goodbye), NULL, 0);
 	if (control->judged)
 		control_link_send(control, link, WIRE_ABORT, &control->verdict, sizeof control->verdict, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
@@ -260,7 +274,8 @@ static void verdict_text(struct control *control)
 		snprintf(text, bytes, "%s failed%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_LEFT:
-		snprintf(text, bytes, "%s left the job%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
+		/* The detail says what else it left: a communicator. */
+		snprintf(text, bytes, "%s left%s%s%s%s%s%s", who, v->detail[0] ? "" : " the job", during, v->operation, colon, v->detail, seen);
 		break;
 	case CONTROL_HOW_PROTOCOL:
 		snprintf(text, bytes, "%s sent bytes that no correct rank sends%s%s%s%s%s", who, during, v->operation, colon, v->detail, seen);
@@ -360,9 +375,11 @@ static void judge(struct control *control, uint32_t culprit, uint32_t other, enu
 		snprintf(verdict.operation, sizeof verdict.operation, "%s", operation);
 	} else {
 		const char *name = atomic_load_explicit(&control->doing_name, memory_order_relaxed);
+		const struct control_group *group =
+			control_group_find(control, atomic_load_explicit(&control->doing_context, memory_order_relaxed));
 		if (name)
-			snprintf(verdict.operation, sizeof verdict.operation, "%s %llu", name,
-				 (unsigned long long)atomic_load_explicit(&control->doing_sequence, memory_order_relaxed));
+			snprintf(verdict.operation, sizeof verdict.operation, "%s %llu%s", name,
+				 (unsigned long long)atomic_load_explicit(&control->doing_sequence, memory_order_relaxed), group ? group->label : "");
 	}
 	if (detail)
 		snprintf(verdict.detail, sizeof verdict.detail, "%s", detail);
@@ -401,28 +418,27 @@ enum st_status control_verdict_await(struct control *control)
 
 /* ---- receiving ----------------------------------------------------------------------------------------------------- */
 
-void control_mark_left(struct control *control, uint32_t rank, const struct control_link *from)
+void control_mark_left(struct control *control, uint32_t rank, uint64_t entered, const struct control_link *from)
 {
-	struct wire_goodbye goodbye = {.rank = rank};
+	struct wire_goodbye goodbye = {.rank = rank, .whole = 1, .entered = entered};
 
 	if (control->left[rank])
 		return;
 	control->left[rank] = true;
+	if (!control->root.left[rank] || entered < control->root.entered[rank]) {
+		control->root.left[rank] = true;
+		control->root.entered[rank] = entered;
+	}
+	for (struct control_link *link = control->links; link; link = link->next) {
+		if (link->peer != rank || link->source.fd < 0)
+			continue;
+		/* It passes nothing on for much longer: from here on it is no neighbour. */
+		control_link_send(control, link, WIRE_FAREWELL, NULL, 0, NULL, 0);
+		link->mute = true;
+		control_rejoin_soon(control);
+	}
 	control_flood(control, from, WIRE_GOODBYE, &goodbye, sizeof goodbye, NULL, 0);
 	pthread_cond_broadcast(&control->changed);
-}
-
-static enum st_status goodbye_frame(struct control *control, struct control_link *link, const uint8_t *payload)
-{
-	struct wire_goodbye goodbye;
-
-	memcpy(&goodbye, payload, sizeof goodbye);
-	if (goodbye.rank >= control->size || goodbye.zero)
-		return st_fail(ST_ERR_PROTOCOL, "a goodbye of rank %u of %u", goodbye.rank, control->size);
-	/* Of this rank itself: someone who was cut off took it for gone. */
-	if (goodbye.rank != control->rank)
-		control_mark_left(control, goodbye.rank, link);
-	return ST_OK;
 }
 
 static enum st_status abort_frame(struct control *control, struct control_link *link, const uint8_t *payload)
@@ -451,7 +467,13 @@ static enum st_status frame(struct control *control, struct control_link *link)
 		link->silent_ns = 0;
 		return ST_OK;
 	case WIRE_GOODBYE:
-		return goodbye_frame(control, link, reader->payload);
+		return control_goodbye_frame(control, link, reader->payload);
+	case WIRE_FAREWELL:
+		link->farewell = true;
+		pthread_cond_broadcast(&control->changed);
+		return ST_OK;
+	case WIRE_RESEND:
+		return control_resend_frame(control, link, reader->payload);
 	case WIRE_ABORT:
 		return abort_frame(control, link, reader->payload);
 	case WIRE_ASK:
@@ -469,7 +491,7 @@ static void lost(struct control *control, struct control_link *link, int error)
 	uint32_t peer = link->peer;
 
 	close_link(control, link);
-	if (control->left[peer]) { /* in an orderly way; whoever still needs it will find out by `left` */
+	if (control->left[peer] || link->farewell) { /* in an orderly way; whoever still needs it will find out by `left` */
 		control_rejoin_soon(control);
 		return;
 	}
@@ -533,7 +555,7 @@ static void judge_silence(struct control *control, struct control_link *link)
 	if (link->silent_ns < stall_ns / 2 || control->judged)
 		return;
 	control_link_ready(control, link, 0);
-	if (link->source.fd < 0 || link->silent_ns < stall_ns / 2 || control->left[peer])
+	if (link->source.fd < 0 || link->silent_ns < stall_ns / 2 || control->left[peer] || link->farewell)
 		return;
 	snprintf(seen, sizeof seen, "no heartbeat for %.1f s", (double)control->stall_timeout_ms / 1e3);
 	if (!link->local)

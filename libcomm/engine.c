@@ -95,6 +95,8 @@ void engine_remove_memory(struct engine *engine, const void *address)
 
 static struct link *find_link(const struct engine *engine, uint32_t peer, uint16_t index, unsigned lane)
 {
+	if (engine->options.group)
+		peer = control_group_job_rank(engine->options.group, peer);
 	for (size_t i = 0; i < engine->link_count; i++)
 		if (engine->links[i]->ends.peer == peer && engine->links[i]->index == index && engine->links[i]->lane == lane)
 			return engine->links[i];
@@ -191,6 +193,8 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, unsigned la
 		else if (plan->steps[i].kind == PLAN_END)
 			made->ends[open[--depth]] = i;
 	}
+	for (uint32_t i = 0; i < plan->operand_count; i++)
+		made->borrows |= plan->operands[i].space == PLAN_BORROWED;
 	made->quotient = plan->elements / plan->blocks;
 	made->remainder = plan->elements % plan->blocks;
 	*bound = made;
@@ -206,8 +210,8 @@ static void say_what_is_done(const struct engine *engine)
 		if (first && first->started && (!oldest || first->signature.sequence < oldest->signature.sequence))
 			oldest = first;
 	}
-	if (oldest && engine->options.control)
-		control_doing(engine->options.control, plan_collective_name(oldest->bound->plan->collective), oldest->signature.sequence);
+	if (oldest && engine->options.group)
+		control_group_doing(engine->options.group, plan_collective_name(oldest->bound->plan->collective), oldest->signature.sequence);
 }
 
 /* Gathers a fused operation's inputs, or spreads out what became of them. */
@@ -221,6 +225,9 @@ static void copy_members(const struct lane *lane, const struct comm_request *req
 		lane->engine->counters.copied_bytes += member->bytes;
 	}
 }
+
+/* Of the bytes from which on results are written past the caches: where memory is read by others in place it pays so much earlier. */
+#define BORROWED_STREAMS_FROM 128
 
 static void start(struct lane *lane)
 {
@@ -237,8 +244,9 @@ static void start(struct lane *lane)
 	const enum comm_op op = (enum comm_op)request->signature.op;
 	lane->finish = reduce_kernel_best(type, op);
 	lane->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : lane->finish;
-	/* A reduction in place has just read the lines that it writes. */
-	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
+	/* A reduction in place has just read the lines that it writes.  Results that others have read are in their caches, from where it would take them away. */
+	size_t stream_bytes = engine->options.stream_bytes / (request->bound->borrows ? BORROWED_STREAMS_FROM : 1);
+	lane->stream = plan->elements * request->element_bytes >= stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
 	lane->counting = lane->announced = lane->second_chance = lane->recorded = false;
 	lane->started_moves = lane->moves;
@@ -387,25 +395,31 @@ enum st_status engine_fail(struct engine *engine, enum st_status status)
 	return engine_fail_all(engine, status);
 }
 
-static void operation_text(const struct lane *lane, char text[TRANSPORT_SIGNATURE_TEXT])
+#define OPERATION_TEXT (TRANSPORT_SIGNATURE_TEXT + 64)
+static void operation_text(const struct lane *lane, char text[OPERATION_TEXT])
 {
+	const struct control_group *group = lane->engine->options.group;
 	if (lane->first)
 		transport_signature_print(&lane->first->signature, text);
 	else
 		snprintf(text, TRANSPORT_SIGNATURE_TEXT, "no operation");
+	if (group)
+		snprintf(text + strlen(text), OPERATION_TEXT - strlen(text), "%s", control_group_label(group));
 }
 
 /* A link reported its end. Its message is in st_message(). */
 static enum st_status link_failed(struct lane *lane, const struct link *link, enum st_status status)
 {
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[sizeof link->why];
+	char operation[OPERATION_TEXT], detail[sizeof link->why];
 	operation_text(lane, operation);
-	snprintf(detail, sizeof detail, "%s", st_message());
 	struct engine *engine = lane->engine;
 	struct control *control = engine->options.control;
+	/* A mismatch is told by its detail alone. */
+	snprintf(detail, sizeof detail, "%s%s", st_message(),
+		 status == ST_ERR_MISMATCH && engine->options.group ? control_group_label(engine->options.group) : "");
 	if (status == ST_ERR_ABORTED) {
 		if (control)
-			control_suspect(control, link->ends.peer, operation, detail);
+			control_group_suspect(engine->options.group, link->ends.peer, operation, detail);
 		else
 			st_fail(status, "%s, in %s", detail, operation);
 		return engine_fail_all(engine, ST_ERR_ABORTED);
@@ -425,7 +439,7 @@ static enum st_status late(struct lane *lane, bool entered)
 {
 	struct engine *engine = lane->engine;
 	const struct link *link = lane->blocked;
-	char operation[TRANSPORT_SIGNATURE_TEXT], detail[256];
+	char operation[OPERATION_TEXT], detail[256];
 	operation_text(lane, operation);
 	snprintf(detail, sizeof detail, "rank %" PRIu32 " on %s has waited %" PRId64 " ms for rank %" PRIu32 " on %s, which %s", engine->options.rank,
 		 engine->options.host, engine->options.arrival_timeout_ms * (entered ? 2 : 1), link->ends.peer, link->ends.peer_host,

@@ -27,6 +27,7 @@ struct engine_options {
 	uint32_t rank;
 	const char *host;            /* of this rank, for messages; borrowed */
 	struct control *control;     /* NULL in tests: then failures stay on this rank */
+	struct control_group *group; /* the communicator's part of it; the ranks of plans are its members, those of links and messages the job's */
 	struct recorder *recorder;   /* NULL: none; borrowed, must outlive the engine */
 	int64_t arrival_timeout_ms;
 	int64_t stall_timeout_ms;    /* 0: links are trusted to say when they are dead */
@@ -100,6 +101,9 @@ void engine_unlock(struct engine *engine);
 enum st_status engine_progress(struct engine *engine);
 enum st_status engine_test(struct engine *engine, struct comm_request **request);
 enum st_status engine_wait(struct engine *engine, struct comm_request **request);
+
+/* Operations are in flight. */
+bool engine_busy(const struct engine *engine);
 
 /* The engine failed by itself or by control's verdict: status (ST_OK: it did not) and message. */
 enum st_status engine_failure(const struct engine *engine);

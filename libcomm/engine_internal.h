@@ -25,6 +25,7 @@ struct engine_plan {
 	uint64_t quotient, remainder; /* of elements by blocks */
 	char *work;            /* the plan's WORK; NULL: it has none */
 	size_t work_bytes;     /* of each of its slots, whatever the elements are */
+	bool borrows;          /* reads the memory of others */
 	unsigned users;
 	bool owned; /* by its users: unbound with the last of them */
 };
@@ -101,7 +102,6 @@ enum st_status engine_run_step(struct lane *lane, const struct plan_step *step);
 
 /* Steps done and operations ended in all lanes: grows as long as anything goes on. */
 uint64_t engine_moves(const struct engine *engine);
-bool engine_busy(const struct engine *engine);
 
 /*
  * One look at everything: lanes take turns, from the highest down, until nothing moves or `until` (may be NULL) is done.  ST_OK: nothing is left to

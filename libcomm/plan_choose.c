@@ -156,7 +156,7 @@ static double price_direct(enum plan_collective collective, double bytes, const 
 	const double p = layout->size, others = (p - 1) / p * bytes, round = machine->local.alpha * (1 + (p - 2) / 4);
 	switch (collective) {
 	case PLAN_ALLREDUCE:
-		if (bytes <= TYPICAL_CHUNK / 8) /* in one round */
+		if (bytes <= TYPICAL_CHUNK / (p > 2 ? 4 : 2)) /* in one round */
 			return round + bytes * (p - 1) * (machine->local.beta + machine->gamma);
 		return 2 * round + others * (machine->local.beta + machine->gamma);
 	case PLAN_REDUCE_SCATTER: return round + others * machine->gamma;

@@ -6,9 +6,12 @@ bool wire_length_allowed(uint32_t type, uint32_t length)
 {
 	switch (type) {
 	case WIRE_HEARTBEAT:
+	case WIRE_FAREWELL:
 		return length == 0;
 	case WIRE_GOODBYE:
 		return length == sizeof(struct wire_goodbye);
+	case WIRE_RESEND:
+		return length == sizeof(struct wire_resend);
 	case WIRE_ABORT:
 		return length == sizeof(struct wire_abort);
 	case WIRE_ASK:

@@ -1,5 +1,5 @@
 /*
- * What the control plane puts on the wire and into the bootstrap: version 2.
+ * What the control plane puts on the wire and into the bootstrap: version 3.
  *
  * Three kinds of bytes: the endpoint record that each rank gives to the bootstrap, the four messages of a handshake (see
  * auth.h), and frames on the connections of the tree.  All integers are little-endian; structures have no padding.  Bytes
@@ -18,7 +18,7 @@
 #include "common/status.h"
 
 #define WIRE_MAGIC 0x4e435453u /* "STCN" */
-#define WIRE_VERSION 2
+#define WIRE_VERSION 3
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the control plane's structures are little-endian: this machine needs conversions that nobody has written"
@@ -74,7 +74,8 @@ struct wire_hello { /* client -> server */
 	uint32_t magic;
 	uint16_t version;
 	uint8_t kind, purpose;
-	uint32_t from, to, channel, zero;
+	uint32_t from, to, channel, zero; /* ranks of the job */
+	uint64_t context;                 /* WIRE_PURPOSE_DATA: the communicator whose channel it is; else 0 */
 	uint8_t nonce[WIRE_NONCE_BYTES];
 };
 struct wire_challenge { /* server -> client */
@@ -95,7 +96,7 @@ struct wire_welcome { /* server -> client: the connection is accepted and now se
 	uint16_t version;
 	uint8_t kind, zero;
 };
-_Static_assert(sizeof(struct wire_hello) == 56 && sizeof(struct wire_challenge) == 72 && sizeof(struct wire_proof) == 40 &&
+_Static_assert(sizeof(struct wire_hello) == 64 && sizeof(struct wire_challenge) == 72 && sizeof(struct wire_proof) == 40 &&
 		       sizeof(struct wire_welcome) == 8,
 	       "handshake messages have no padding");
 
@@ -106,6 +107,8 @@ enum wire_frame_type {
 	WIRE_GOODBYE,       /* struct wire_goodbye; flooded */
 	WIRE_ABORT,         /* struct wire_abort; flooded */
 	WIRE_DECISION,      /* struct wire_decision, then its data; flooded */
+	WIRE_RESEND,        /* struct wire_resend; flooded */
+	WIRE_FAREWELL,      /* no payload: answers a neighbour's goodbye, and is the last frame that it gets */
 	WIRE_ASK,           /* struct wire_ask; to one neighbour: "do you reach this rank?" */
 	WIRE_ANSWER,        /* struct wire_answer; back to the one who asked */
 	WIRE_FRAME_END
@@ -117,8 +120,24 @@ struct wire_frame {
 	uint32_t length; /* bytes of payload that follow */
 	uint32_t zero;
 };
+/*
+ * Ranks in frames are the job's; contexts name communicators (see control.h): a rank that has no part in one passes its frames on.  As it remembers
+ * nothing of what they say, and connections may form circles for a while, frames about communicators other than the root's are numbered by
+ * the rank that floods them: `number` is 1, 2, ... for each origin, and who has heard a number of an origin drops it and those below.  Elsewhere
+ * origin and number are 0.
+ */
 struct wire_goodbye {
-	uint32_t rank, zero;
+	uint32_t rank;
+	uint32_t whole; /* 1: it leaves the job, and context is 0; 0: the communicator of this context */
+	uint64_t context;
+	uint64_t entered; /* decisions of this context that it had part in, all before any other; WIRE_UNKNOWN: told by a third, who did not hear it */
+	uint32_t origin, zero;
+	uint64_t number;
+};
+#define WIRE_UNKNOWN UINT64_MAX
+struct wire_resend { /* `origin` has found a new neighbour: what members of communicators sent while it had none may be lost beyond it */
+	uint32_t origin, zero;
+	uint64_t number;
 };
 #define WIRE_OPERATION_BYTES 96
 #define WIRE_DETAIL_BYTES 384 /* two signatures and two hosts */
@@ -137,15 +156,17 @@ struct wire_answer {
 	uint32_t about;
 	uint32_t sign; /* enum control_sign */
 };
-enum { WIRE_DECISION_GATHER = 1, WIRE_DECISION_BROADCAST };
+enum { WIRE_DECISION_GATHER = 1, WIRE_DECISION_BROADCAST, WIRE_DECISION_SPLIT /* a gather too */ };
 struct wire_decision {
-	uint64_t sequence;
+	uint64_t context, sequence;
+	uint64_t operations; /* that the rank has issued on this communicator before its call */
 	uint32_t kind, rank;
-	uint32_t bytes; /* that the rank's call names; a broadcast carries data from rank 0 only */
-	uint32_t zero;
+	uint32_t bytes; /* that the rank's call names; a broadcast carries data from the communicator's rank 0 only */
+	uint32_t origin;
+	uint64_t number;
 };
-_Static_assert(sizeof(struct wire_frame) == 16 && sizeof(struct wire_goodbye) == 8 && sizeof(struct wire_abort) == 504 &&
-		       sizeof(struct wire_decision) == 24 && sizeof(struct wire_ask) == 8 && sizeof(struct wire_answer) == 8,
+_Static_assert(sizeof(struct wire_frame) == 16 && sizeof(struct wire_goodbye) == 40 && sizeof(struct wire_resend) == 16 && sizeof(struct wire_abort) == 504 &&
+		       sizeof(struct wire_decision) == 48 && sizeof(struct wire_ask) == 8 && sizeof(struct wire_answer) == 8,
 	       "frames have no padding");
 
 #define WIRE_MAX_DECISION_BYTES 65536u

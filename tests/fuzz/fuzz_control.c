@@ -60,12 +60,13 @@ static size_t frame_bytes(struct fuzz_input *input, uint8_t kind, size_t length,
 /* All others have contributed to the decision that this rank enters next, and to the same. Lock held. */
 static bool agreed(const struct control *control)
 {
-	const struct control_decision *decision = &control->decisions[control->decision % CONTROL_DECISION_SLOTS];
+	const struct control_decision *decision = &control->root.decisions[control->root.decision % CONTROL_DECISION_SLOTS];
 
-	if (control->judged || decision->sequence != control->decision || decision->present != control->size - 1 || decision->ranks[control->rank].present)
+	if (control->judged || decision->sequence != control->root.decision || decision->present != control->size - 1 || decision->ranks[control->rank].present)
 		return false;
 	for (uint32_t r = 1; r < control->size; r++)
-		if (r != control->rank && (decision->ranks[r].kind != decision->ranks[0].kind || decision->ranks[r].bytes != decision->ranks[0].bytes))
+		if (r != control->rank && (decision->ranks[r].kind != decision->ranks[0].kind || decision->ranks[r].bytes != decision->ranks[0].bytes ||
+						decision->ranks[r].operations))
 			return false;
 	return true;
 }
@@ -78,6 +79,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	struct outgoing outgoing[NEIGHBOURS] = {0};
 	int ends[NEIGHBOURS];
 
+	/* A communicator that this rank is in, and one whose members it does not know yet. */
+	static const uint32_t members[] = {5, 3, 0};
+	struct control_group *formed, *forming;
+	FUZZ_REQUIRE(control_group_announce(control, 77, "1:0", &formed) == ST_OK && control_group_form(formed, members, 3) == ST_OK);
+	FUZZ_REQUIRE(control_group_announce(control, 78, "2:0", &forming) == ST_OK);
 	/* No threads that ask other hosts, which takes them a while: then this rank judges by what it saw itself. */
 	control->helpers = CONTROL_MAX_HELPERS;
 	for (int i = 0; i < NEIGHBOURS; i++) {
@@ -112,13 +118,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 			break;
 		case 7: /* this rank decides with the others what they all have decided, so that it waits for nobody; else time passes for a verdict */
 			if (agreed(control)) {
-				const struct control_decision *decision = &control->decisions[control->decision % CONTROL_DECISION_SLOTS];
+				const struct control_decision *decision = &control->root.decisions[control->root.decision % CONTROL_DECISION_SLOTS];
 				uint32_t kind = decision->ranks[0].kind, each = decision->ranks[0].bytes;
 				uint8_t *mine = calloc(1, each + 1), *all = malloc((size_t)FUZZ_RANKS * each + 1);
 				FUZZ_REQUIRE(mine && all);
 				pthread_mutex_unlock(&control->lock);
-				enum st_status status = kind == WIRE_DECISION_GATHER ? control_all_gather(control, mine, each, all, 0)
-										     : control_broadcast(control, mine, each, 0);
+				enum st_status status = control_group_decide(&control->root, kind, mine, each, kind == WIRE_DECISION_BROADCAST ? mine : all, 0, NULL);
 				FUZZ_REQUIRE(status == ST_OK || status == ST_ERR_ABORTED);
 				pthread_mutex_lock(&control->lock);
 				free(mine);
@@ -196,6 +201,17 @@ size_t fuzz_seed(unsigned i, uint8_t *data)
 	case 5:
 		at = step(data, 1, 5, WIRE_GOODBYE, &goodbye, sizeof goodbye);
 		return at + step(data + at, 1, 7, 3, NULL, 0);
+	case 6: /* in communicators: contributions, of which one comes twice, a goodbye, and a plea to say it again */
+		for (uint64_t k = 0; k < 4; k++) {
+			decision.head = (struct wire_decision){.context = k < 3 ? 77 : 78, .kind = WIRE_DECISION_GATHER, .rank = k % 2 ? 5 : 0, .origin = 5,
+							       .number = k + 1};
+			at += step(data + at, 2, WIRE_DECISION, sizeof decision.head, &decision.head, sizeof decision.head);
+		}
+		goodbye = (struct wire_goodbye){.rank = 5, .context = 77, .entered = 1, .origin = 5, .number = 9};
+		at += step(data + at, 2, WIRE_GOODBYE, sizeof goodbye, &goodbye, sizeof goodbye);
+		goodbye.number++;
+		return at + step(data + at, 0, 5, WIRE_RESEND + 16 * sizeof(struct wire_resend), &(struct wire_resend){.origin = 5, .number = 20},
+				 sizeof(struct wire_resend));
 	default:
 		return 0;
 	}

@@ -89,7 +89,7 @@ static void as_server(struct fuzz_input *input)
 		}
 		case 1: {
 			uint8_t purpose = fuzz_u8(input);
-			FUZZ_REQUIRE(auth_client_begin(&peer_keys, server->rank, (enum wire_purpose)(purpose % (WIRE_PURPOSE_END + 1)), fuzz_u8(input), true,
+			FUZZ_REQUIRE(auth_client_begin(&peer_keys, server->rank, (enum wire_purpose)(purpose % (WIRE_PURPOSE_END + 1)), fuzz_u8(input), fuzz_u8(input), true,
 						       &one->session, &one->hello) == ST_OK);
 			one->greeted = true;
 			struct wire_hello hello = one->hello;
@@ -186,7 +186,7 @@ static void as_client(struct fuzz_input *input)
 	FUZZ_REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	impostor.fd = fds[1];
 	FUZZ_REQUIRE(!pthread_create(&thread, NULL, answer, &impostor));
-	enum st_status status = handshake(server, fds[0], 1, WIRE_PURPOSE_DATA, 3, true, &deadline, "rank 1");
+	enum st_status status = handshake(server, fds[0], 1, WIRE_PURPOSE_DATA, 0, 3, true, &deadline, "rank 1");
 	close(fds[0]);
 	FUZZ_REQUIRE(!pthread_join(thread, NULL));
 	close(fds[1]);

@@ -6,7 +6,7 @@ import re
 import sys
 
 SOURCES = {
-    "libcomm/wire.h": ["wire_record", "wire_hello", "wire_challenge", "wire_proof", "wire_welcome", "wire_frame", "wire_goodbye", "wire_abort",
+    "libcomm/wire.h": ["wire_record", "wire_hello", "wire_challenge", "wire_proof", "wire_welcome", "wire_frame", "wire_goodbye", "wire_resend", "wire_abort",
                        "wire_ask", "wire_answer", "wire_decision"],
     "libcomm/transport.h": ["transport_signature"],
     "libcomm/transport_tcp.c": ["header"],

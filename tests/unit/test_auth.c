@@ -11,6 +11,7 @@ struct run {
 	struct auth_keys client, server;
 	uint32_t to;
 	enum wire_purpose purpose;
+	uint64_t context;
 	uint32_t channel;
 	bool client_local, server_local;
 	struct auth_session client_session, server_session;
@@ -26,13 +27,14 @@ static struct run usual(void)
 			    .server = {.secret = right, .job = "7.0.0", .rank = 5, .size = 8},
 			    .to = 5,
 			    .purpose = WIRE_PURPOSE_DATA,
+			    .context = 77,
 			    .channel = 3};
 }
 
 /* Each step of one handshake; the first that fails ends it. */
 static enum st_status handshake(struct run *r)
 {
-	ST_TRY(auth_client_begin(&r->client, r->to, r->purpose, r->channel, r->client_local, &r->client_session, &r->hello));
+	ST_TRY(auth_client_begin(&r->client, r->to, r->purpose, r->context, r->channel, r->client_local, &r->client_session, &r->hello));
 	ST_TRY(auth_server_begin(&r->server, &r->hello, r->server_local, &r->server_session, &r->challenge));
 	ST_TRY(auth_client_prove(&r->client, &r->client_session, &r->challenge, &r->proof));
 	ST_TRY(auth_server_end(&r->server, &r->server_session, &r->proof, &r->welcome));
@@ -99,7 +101,7 @@ static void test_reflection(void)
 	struct wire_challenge challenge;
 
 	/* Attacker gives rank 5's own HELLO back to rank 5. */
-	CHECK_OK(auth_client_begin(&r.server, 2, WIRE_PURPOSE_TREE, 0, false, &session, &r.hello));
+	CHECK_OK(auth_client_begin(&r.server, 2, WIRE_PURPOSE_TREE, 0, 0, false, &session, &r.hello));
 	CHECK_FAILS(auth_server_begin(&r.server, &r.hello, false, &r.server_session, &challenge), ST_ERR_PERMISSION, "from rank 5");
 	/* And asks rank 5 as server, in the name of rank 2, with rank 5's nonce: the answer must not pass as rank 2's answer. */
 	struct wire_hello turned = r.hello;
@@ -119,7 +121,7 @@ static void test_replay(void)
 	CHECK(memcmp(second.challenge.nonce, first.challenge.nonce, sizeof first.challenge.nonce), "the server's nonce repeats");
 	CHECK_FAILS(auth_server_end(&second.server, &second.server_session, &first.proof, &second.welcome), ST_ERR_PERMISSION, "did not prove");
 	/* All the server's bytes of the first connection, to a client that asks again. */
-	CHECK_OK(auth_client_begin(&second.client, 5, WIRE_PURPOSE_DATA, 3, false, &second.client_session, &second.hello));
+	CHECK_OK(auth_client_begin(&second.client, 5, WIRE_PURPOSE_DATA, 0, 3, false, &second.client_session, &second.hello));
 	CHECK_FAILS(auth_client_prove(&second.client, &second.client_session, &first.challenge, &second.proof), ST_ERR_PERMISSION, "secret");
 }
 
@@ -128,15 +130,17 @@ static void test_changed_on_the_way(void)
 {
 	struct run r;
 
-	for (int change = 0; change < 4; change++) {
+	for (int change = 0; change < 5; change++) {
 		r = usual();
-		CHECK_OK(auth_client_begin(&r.client, 5, WIRE_PURPOSE_DATA, 3, false, &r.client_session, &r.hello));
+		CHECK_OK(auth_client_begin(&r.client, 5, WIRE_PURPOSE_DATA, 0, 3, false, &r.client_session, &r.hello));
 		if (change == 0)
 			r.hello.purpose = WIRE_PURPOSE_TREE;
 		else if (change == 1)
 			r.hello.channel = 4;
 		else if (change == 2)
 			r.hello.from = 1;
+		else if (change == 3)
+			r.hello.context = 5;
 		else
 			r.hello.nonce[31] ^= 1;
 		CHECK_OK(auth_server_begin(&r.server, &r.hello, false, &r.server_session, &r.challenge));
@@ -148,7 +152,7 @@ static void test_versions(void)
 {
 	struct run r = usual();
 
-	CHECK_OK(auth_client_begin(&r.client, 5, WIRE_PURPOSE_DATA, 3, false, &r.client_session, &r.hello));
+	CHECK_OK(auth_client_begin(&r.client, 5, WIRE_PURPOSE_DATA, 0, 3, false, &r.client_session, &r.hello));
 	r.hello.version = 9;
 	CHECK_FAILS(auth_server_begin(&r.server, &r.hello, false, &r.server_session, &r.challenge), ST_ERR_MISMATCH, "version 9");
 	CHECK(r.challenge.version == WIRE_VERSION, "the answer does not name the version");
