@@ -87,7 +87,7 @@ COMM_SHARED  := $(B)/lib/libsynctrain-comm.so.$(VERSION)
 COMM_STATIC  := $(B)/lib/libsynctrain-comm.a
 COMM_OBJ      = $(call obj,$(filter-out libcomm/cmd_% libcomm/launcher_%,$(LIBCOMM_SRC)))
 COMM_HEADERS := libcomm/comm.h libcomm/bootstrap.h common/status.h
-COMM_PKGS     = libcrypto pmix
+COMM_PKGS     = libcrypto libxxhash pmix
 MANUAL       := $(B)/man/synctrain.1
 FOR_USERS    := $(if $(SAN),,$(COMM_SHARED) $(COMM_STATIC) $(MANUAL))
 

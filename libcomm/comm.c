@@ -159,6 +159,7 @@ enum st_status comm_wire(struct comm *comm)
 	comm->rank = comm->world->rank;
 	comm->size = comm->world->size;
 	comm_recorder_open(comm);
+	recorder_enter(comm->recorder); /* it waits for its peers here, too */
 	struct engine_options engine = {
 		.rank = job->rank,
 		.host = comm_host(comm, comm->rank),
@@ -175,6 +176,7 @@ enum st_status comm_wire(struct comm *comm)
 	ST_TRY(engine_create(&engine, &comm->engine));
 	control_group_meanwhile(comm->context, move_on, comm);
 	ST_TRY(open_links(comm));
+	recorder_leave(comm->recorder, true);
 	return comm->options.progress_thread ? engine_start_thread(comm->engine) : ST_OK;
 }
 

@@ -37,7 +37,8 @@ enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX };
 #define COMM_OPS 4
 enum comm_accumulate { COMM_ACCUMULATE_F32, COMM_ACCUMULATE_WIRE };
 /* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
- * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
+ * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: PAT's reduce-scatter,
+ * all-gather and barrier); else the ring.
  * TORUS is never chosen by AUTO: it suits machines that are wired so.  DIRECT: ranks read each other's memory; for all collectives of up to 16 ranks
  * of one node that share memory.  On a job of several nodes, or more ranks, it means the ring. */
 enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHM_TREE, COMM_ALGORITHM_HIERARCHICAL,

@@ -193,6 +193,8 @@ enum st_status engine_bind(struct engine *engine, struct plan *plan, unsigned la
 		else if (plan->steps[i].kind == PLAN_END)
 			made->ends[open[--depth]] = i;
 	}
+	for (uint32_t i = 0; i < plan->operand_count; i++)
+		made->borrows |= plan->operands[i].space == PLAN_BORROWED;
 	made->quotient = plan->elements / plan->blocks;
 	made->remainder = plan->elements % plan->blocks;
 	*bound = made;
@@ -224,6 +226,9 @@ static void copy_members(const struct lane *lane, const struct comm_request *req
 	}
 }
 
+/* Of the bytes from which on results are written past the caches: where memory is read by others in place it pays so much earlier. */
+#define BORROWED_STREAMS_FROM 128
+
 static void start(struct lane *lane)
 {
 	struct engine *engine = lane->engine;
@@ -239,8 +244,9 @@ static void start(struct lane *lane)
 	const enum comm_op op = (enum comm_op)request->signature.op;
 	lane->finish = reduce_kernel_best(type, op);
 	lane->add = op == COMM_AVG ? reduce_kernel_best(type, COMM_SUM) : lane->finish;
-	/* A reduction in place has just read the lines that it writes. */
-	lane->stream = plan->elements * request->element_bytes >= engine->options.stream_bytes && !(reduces && plan->in_place);
+	/* A reduction in place has just read the lines that it writes.  Results that others have read are in their caches, from where it would take them away. */
+	size_t stream_bytes = engine->options.stream_bytes / (request->bound->borrows ? BORROWED_STREAMS_FROM : 1);
+	lane->stream = plan->elements * request->element_bytes >= stream_bytes && !(reduces && plan->in_place);
 	lane->still_since = 0;
 	lane->counting = lane->announced = lane->second_chance = lane->recorded = false;
 	lane->started_moves = lane->moves;
@@ -322,7 +328,7 @@ static enum st_status run(struct lane *lane, bool polite)
 					lane->at = lane->frames[lane->depth - 1].step;
 				else
 					lane->vars[--lane->depth] = 0;
-			} else if (plan_affine_value(&step->guard, lane->vars) >= 0) {
+			} else if (plan_step_runs(step, lane->vars)) {
 				enum st_status status = engine_run_step(lane, step);
 				if (status != ST_OK)
 					return status;

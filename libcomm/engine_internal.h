@@ -25,6 +25,7 @@ struct engine_plan {
 	uint64_t quotient, remainder; /* of elements by blocks */
 	char *work;            /* the plan's WORK; NULL: it has none */
 	size_t work_bytes;     /* of each of its slots, whatever the elements are */
+	bool borrows;          /* reads the memory of others */
 	unsigned users;
 	bool owned; /* by its users: unbound with the last of them */
 };

@@ -11,8 +11,11 @@
  */
 #include "plan_build.h"
 
-/* Elements of a slot (chunks that are as long) for each one that is exchanged in one round. */
-#define ONE_ROUND 8
+/* What may be exchanged whole, of a slot: one exchange with more to add for every rank, or two with less. */
+static uint64_t few_elements(const struct plan_shape *shape)
+{
+	return shape->chunk_elements / (shape->size > 2 ? 4 : 2);
+}
 
 struct direct {
 	struct build build;
@@ -259,7 +262,7 @@ enum st_status plan_build_direct(const struct plan_shape *shape, struct plan **p
 		return st_fail(ST_ERR_USAGE, "direct plan: %u ranks, expected at most %u", shape->size, PLAN_DIRECT_RANKS);
 	if (shape->collective == PLAN_ALLREDUCE_ORDERED)
 		return st_fail(ST_ERR_USAGE, "direct plan: %s is not one of its collectives", plan_collective_name(shape->collective));
-	const bool few = shape->collective == PLAN_ALLREDUCE && shape->elements <= shape->chunk_elements / ONE_ROUND;
+	const bool few = shape->collective == PLAN_ALLREDUCE && shape->elements <= few_elements(shape);
 	const bool whole = few || shape->collective == PLAN_BROADCAST || !shape->size;
 	ST_TRY(build_start(build, "direct", shape, 1, whole ? 1 : shape->size, 1));
 	if (shape->size == 1) {

@@ -244,6 +244,7 @@ void recorder_wait(struct recorder *recorder, uint64_t sequence, const struct pl
 	put_time(&entry->wait_since_ns, since_ns ? since_ns : now_ns());
 	put(&entry->wait_step, step);
 	put(&entry->moves, moves);
+	put(&entry->wait_sequence, sequence);
 	put(&entry->wait, wait);
 	put(&entry->wait_again, wait);
 	recorder->has_wait[sequence % RECORDER_ENTRIES] = true;

@@ -78,8 +78,9 @@ struct recorder_entry {
 	int64_t wait_since_ns;
 	uint64_t wait_step;   /* of the plan's */
 	uint64_t moves;       /* steps done by then, in loops each time */
+	uint64_t wait_sequence; /* of the operation that waits */
 	uint64_t wait_again;
-	uint64_t reserved[3];
+	uint64_t reserved[2];
 };
 
 #define RECORDER_FILE_BYTES (sizeof(struct recorder_header) + RECORDER_ENTRIES * sizeof(struct recorder_entry))

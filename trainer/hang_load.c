@@ -120,13 +120,16 @@ static bool usable(struct hang_file *file, struct recorder_entry *entry)
 	if (state > RECORDER_BROKEN || (entry->shape >> 16 & 0xff) > PLAN_BARRIER || (entry->shape >> 8 & 0xff) >= COMM_TYPES ||
 	    (entry->shape & 0xff) >= COMM_OPS)
 		return false;
+	/* A copy from the back may have the state and not yet its time. */
+	if (((state == RECORDER_STARTED || state == RECORDER_DONE) && !entry->started_ns) || (state >= RECORDER_DONE && !entry->finished_ns))
+		return false;
 	if (state == RECORDER_ISSUED)
 		entry->started_ns = 0;
 	if (state < RECORDER_DONE)
 		entry->finished_ns = 0;
 	if (!to_wall(file, &entry->issued_ns) || !to_wall(file, &entry->started_ns) || !to_wall(file, &entry->finished_ns))
 		return false;
-	if (entry->wait != entry->wait_again || !to_wall(file, &entry->wait_since_ns) || hang_peer(entry) >= file->header.world_size ||
+	if (entry->wait != entry->wait_again || entry->wait_sequence != entry->tag >> 1 || !to_wall(file, &entry->wait_since_ns) || hang_peer(entry) >= file->header.world_size ||
 	    (entry->wait & 0x7f) > RECORDER_WAIT_ROOM || !(entry->wait & 0x7f))
 		entry->wait = 0;
 	return true;
@@ -367,12 +370,15 @@ static void add_job(struct hang_set *set, const char *job)
 static void choose(struct loader *loader, const char *job, struct hang_set *set)
 {
 	const struct hang_file *latest = NULL;
-	qsort(loader->files, loader->count, sizeof *loader->files, by_place);
+	if (loader->count)
+		qsort(loader->files, loader->count, sizeof *loader->files, by_place);
 	for (size_t i = 0; i < loader->count; i++)
 		if (job ? !strcmp(loader->files[i]->header.job, job) : !latest || loader->files[i]->created_ns > latest->created_ns)
 			latest = loader->files[i];
 	if (latest)
 		snprintf(set->job, sizeof set->job, "%s", latest->header.job);
+	const uint32_t world_size = latest ? latest->header.world_size : 0;
+	char last_job[sizeof set->job] = "";
 	size_t kept = 0;
 	for (size_t i = 0; i < loader->count; i++) {
 		struct hang_file *file = loader->files[i];
@@ -380,10 +386,11 @@ static void choose(struct loader *loader, const char *job, struct hang_set *set)
 		const struct hang_file *before = kept ? set->files[kept - 1] : NULL;
 		const char *other = NULL;
 		if (!latest || strcmp(head->job, set->job)) {
-			if (!i || strcmp(head->job, loader->files[i - 1]->header.job))
+			if (strcmp(head->job, last_job))
 				add_job(set, head->job);
+			snprintf(last_job, sizeof last_job, "%s", head->job);
 			other = "";
-		} else if (head->world_size != latest->header.world_size) {
+		} else if (head->world_size != world_size) {
 			other = "another world size than the job's newest file";
 		} else if (before && before->header.context == head->context && before->header.size != head->size) {
 			other = "another number of ranks than others of its communicator";
@@ -396,7 +403,6 @@ static void choose(struct loader *loader, const char *job, struct hang_set *set)
 		}
 		if (*other)
 			note(loader, "rank %" PRIu32 " on %s: left out, %s", head->world_rank, head->host, other);
-		loader->files[i] = NULL;
 		free_file(file);
 	}
 	set->count = kept;
@@ -453,9 +459,10 @@ enum st_status hang_load(char *const *paths, size_t count, const char *job, stru
 		choose(&loader, job, set);
 		set->by_rank = malloc((set->count + 1) * sizeof *set->by_rank);
 		if (set->by_rank) {
-			if (set->count)
+			if (set->count) {
 				memcpy(set->by_rank, set->files, set->count * sizeof *set->by_rank);
-			qsort(set->by_rank, set->count, sizeof *set->by_rank, by_rank);
+				qsort(set->by_rank, set->count, sizeof *set->by_rank, by_rank);
+			}
 			find_times(set);
 		} else {
 			status = st_fail(ST_ERR_NOMEM, "out of memory");

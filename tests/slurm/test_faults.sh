@@ -15,6 +15,5 @@ job=$(as_user squeue -h -o %A -t RUNNING | head -n 1)
 [ -n "$job" ] || fail "no job runs"
 count=${COUNT:-$([ -n "${LONG:-}" ] && echo 300 || echo 0)}
 "$TREE/build/tests/faults/campaign" "$STATE" "$job" "$count" "${SEED:-1}" ${KIND:+"$KIND"} || fail "the campaign; see above"
-[ -z "${KEEP_OUTPUT-}" ] || cat "$STATE/home/$ACCOUNT/output"
 as_user scancel "$job"
 pass

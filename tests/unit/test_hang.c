@@ -187,11 +187,12 @@ static bool look(bool culprit, struct finding *finding)
 	return status == ST_OK;
 }
 
-/* While it hangs: until so many ranks are held up. */
-static void look_until(bool culprit, enum hang_verdict verdict, size_t held, struct finding *finding)
+/* While it hangs: until so many ranks are held up, in an operation (0: any) and not while they start. */
+static void look_until(bool culprit, enum hang_verdict verdict, size_t held, uint64_t wanted, struct finding *finding)
 {
 	const int64_t until = st_now_ns() + 90 * ST_NS_PER_S;
-	while (st_now_ns() < until && !(look(culprit, finding) && finding->verdict == verdict && finding->held >= held))
+	while (st_now_ns() < until && !(look(culprit, finding) && finding->verdict == verdict && finding->held >= held &&
+					 (!wanted || finding->wanted == wanted)))
 		usleep(50000);
 }
 
@@ -201,14 +202,14 @@ static void named(const char *what, enum hang_where where, const char *why)
 {
 	struct finding finding;
 	launch(what);
-	look_until(true, HANG_CULPRIT, RANKS - 1, &finding);
+	look_until(true, HANG_CULPRIT, RANKS - 1, BEFORE + 1, &finding);
 	CHECK(finding.verdict == HANG_CULPRIT && finding.rank == CULPRIT && finding.where == where && finding.held == RANKS - 1 && finding.sure == HANG_CERTAIN,
 	      "%s: rank %u, %s, holds up %zu, %s: %s", what, finding.rank, hang_where_names[finding.where], finding.held, hang_sure_names[finding.sure],
 	      finding.text);
 	CHECK(finding.wanted == BEFORE + 1, "in operation %ju: %s", (uintmax_t)finding.wanted, finding.text);
 	CHECK_TEXT(finding.text, why);
 	CHECK(!*finding.missing, "%s", finding.missing);
-	look_until(false, HANG_CULPRIT, RANKS - 1, &finding);
+	look_until(false, HANG_CULPRIT, RANKS - 1, BEFORE + 1, &finding);
 	CHECK(finding.verdict == HANG_CULPRIT && finding.rank == CULPRIT && finding.where == HANG_MISSING && finding.sure == HANG_LIKELY,
 	      "%s, its file missing: rank %u, %s, %s: %s", what, finding.rank, hang_where_names[finding.where], hang_sure_names[finding.sure], finding.text);
 	CHECK(!strcmp(finding.missing, "no file of rank 2\n"), "%s", finding.missing);
@@ -256,7 +257,7 @@ static void test_decision(void)
 {
 	struct finding finding;
 	launch("decide");
-	look_until(true, HANG_CIRCLE, RANKS, &finding);
+	look_until(true, HANG_CIRCLE, RANKS, 0, &finding);
 	CHECK(finding.verdict == HANG_CIRCLE && finding.held == RANKS, "%s, %zu: %s", hang_verdict_names[finding.verdict], finding.held, finding.text);
 	CHECK_TEXT(finding.chain, "rank 2 on");
 	CHECK_TEXT(finding.chain, "in decision ");
