@@ -209,7 +209,7 @@ static void too_few(struct job *job, uint32_t rank, struct comm *comm)
 		comm_abort(comm, "tired");
 	wait_for_failure(comm);
 	if (rank >= job->size / 2)
-		note(job, rank, comm_shrink(comm, 6 * STALL_MS, &shrunk));
+		note(job, rank, comm_shrink(comm, 4 * STALL_MS, &shrunk));
 	pthread_barrier_wait(&job->all);
 	CHECK(!shrunk, "rank %u has a communicator", rank);
 	comm_free(shrunk);
@@ -239,7 +239,6 @@ static void test_threads(void)
 	static const char *const nodes[] = {"a", "a", "b", "b", "c", "c"};
 	struct job job;
 	run_job(&job, 5, nodes, all_join);
-	run_job(&job, 1, NULL, half_with_lowest);
 	run_job(&job, 5, nodes, some_join);
 	CHECK(job.ends[3] == ST_ERR_ABORTED && strstr(job.texts[3], "rank 3 on b was left out") && strstr(job.texts[3], "went on without it"), "%s: %s",
 	      st_status_name(job.ends[3]), job.texts[3]);
@@ -550,7 +549,7 @@ static void test_processes(void)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
@@ -559,6 +558,8 @@ int main(void)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	setenv("SYNCTRAIN_RECORDER", "off", 1);
 	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+		if (argc > 1 && strcmp(argv[1], tests[i].name))
+			continue;
 		int64_t start = st_now_ns();
 		tests[i].run();
 		printf("%-20s %6.2f s\n", tests[i].name, (double)(st_now_ns() - start) / 1e9);
