@@ -662,7 +662,8 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || plan->wide != first->wide || plan->leaves != first->leaves || !plan->offsets != !first->offsets)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root ||
+		    plan->wide != first->wide || plan->leaves != first->leaves || !plan->offsets != !first->offsets)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
 		if (plan->offsets && memcmp(plan->offsets, first->offsets, (plan->blocks + (size_t)1) * sizeof *plan->offsets))
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have blocks of different sizes", r);
