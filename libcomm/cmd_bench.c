@@ -14,6 +14,7 @@
 #include "common/log.h"
 #include "common/version.h"
 #include "number16.h"
+#include "plan_choose.h"
 
 st_command_main cmd_bench;
 
@@ -33,7 +34,7 @@ struct bench {
 	enum collective collective;
 	uint64_t first_bytes, last_bytes, factor, step;
 	uint64_t iterations, warmup, root;
-	bool check, json;
+	bool check, json, calibrate;
 	bool private_memory; /* malloc's, not comm_memory_alloc's */
 	int types, ops; /* one of them, or ALL */
 	enum comm_type type;
@@ -56,6 +57,7 @@ struct outcome {
 static void usage(FILE *out)
 {
 	fputs("usage: synctrain bench allreduce|reduce_scatter|all_gather|broadcast|barrier [OPTIONS]\n"
+	      "       synctrain bench --calibrate [OPTIONS]\n"
 	      "\n"
 	      "Times a collective over the ranks it is started on (srun --mpi=pmix, mpirun, synctrain run -n N; alone: one rank)\n"
 	      "and prints nccl-tests' columns. Bandwidths are GB/s; busbw = algbw times 2(n-1)/n for allreduce, (n-1)/n for\n"
@@ -73,6 +75,7 @@ static void usage(FILE *out)
 	      "  -m, --memory KIND        shared (default: comm_memory_alloc's, which local ranks read in place) or private (malloc's)\n"
 	      "  -r, --root RANK          root of broadcast; default 0\n"
 	      "      --json               one JSON document, with medians of single iterations as well\n"
+	      "      --calibrate          no collective: measure what a link and an addition cost here, as algorithms are chosen by, up to -e SIZE\n"
 	      "\n"
 	      "A time is the mean over iterations, the largest over ranks. Exit code 1 when a result is wrong.\n",
 	      out);
@@ -117,14 +120,14 @@ static int find_name(const char *const *list, int n, const char *name)
 /* EX_OK: go on. -1: help was printed. */
 static int parse(int argc, char **argv, struct bench *bench)
 {
-	enum { JSON = 256, HELP };
+	enum { JSON = 256, CALIBRATE, HELP };
 	static const struct option options[] = {
 		{"minbytes", required_argument, NULL, 'b'}, {"maxbytes", required_argument, NULL, 'e'},
 		{"stepfactor", required_argument, NULL, 'f'}, {"stepbytes", required_argument, NULL, 'i'},
 		{"iters", required_argument, NULL, 'n'}, {"warmup_iters", required_argument, NULL, 'w'},
 		{"check", required_argument, NULL, 'c'}, {"root", required_argument, NULL, 'r'},
 		{"memory", required_argument, NULL, 'm'}, {"datatype", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
-		{"json", no_argument, NULL, JSON}, {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0},
+		{"json", no_argument, NULL, JSON}, {"calibrate", no_argument, NULL, CALIBRATE}, {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0},
 	};
 	const uint64_t most = UINT64_C(1) << 40;
 	uint64_t check = 1;
@@ -187,6 +190,7 @@ static int parse(int argc, char **argv, struct bench *bench)
 				return bad_value("-m", optarg, "shared or private");
 			break;
 		case JSON: bench->json = true; break;
+		case CALIBRATE: bench->calibrate = true; break;
 		case HELP:
 		case 'h': usage(stdout); return -1;
 		case ':': fprintf(stderr, "synctrain bench: %s needs a value\n", argv[optind - 1]); return EX_USAGE;
@@ -194,6 +198,17 @@ static int parse(int argc, char **argv, struct bench *bench)
 		}
 	}
 	bench->check = check;
+	if (bench->calibrate && argc == optind && !bench->json) {
+		bench->collective = ALL_GATHER;
+		bench->types = COMM_F32;
+		bench->ops = COMM_SUM;
+		bench->check = false;
+		return EX_OK;
+	}
+	if (bench->calibrate) {
+		fprintf(stderr, "synctrain bench: --calibrate takes neither a collective nor --json\n");
+		return EX_USAGE;
+	}
 	if (argc - optind != 1) {
 		fprintf(stderr, "synctrain bench: expected one collective, got %d; see synctrain bench --help\n", argc - optind);
 		return EX_USAGE;
@@ -537,6 +552,49 @@ static enum st_status kinds(struct bench *bench)
 	return ST_OK;
 }
 
+static enum st_status seconds_of(struct bench *bench, enum collective collective, uint64_t bytes, double *seconds)
+{
+	struct outcome outcome = {0};
+	uint64_t exact;
+	bench->collective = collective;
+	uint64_t count = count_for(bench, bytes, &exact);
+	ST_TRY(measure(bench, exact, count ? count : 1, false, &outcome));
+	*seconds = outcome.time_us / 1e6;
+	return ST_OK;
+}
+
+/*
+ * The constants of struct plan_machine, of the links that a ring of these ranks has: all-gather around it takes (p-1) alpha + (p-1)/p n beta,
+ * reduce-scatter (p-1)/p n gamma more.  Few bytes give alpha, many the rest.
+ */
+static enum st_status calibrate(struct bench *bench)
+{
+	const double p = bench->size, moved = (p - 1) / p * (double)bench->last_bytes;
+	bool remote = false;
+	double small, gather, scatter;
+	bench->type = COMM_F32;
+	bench->op = COMM_SUM;
+	for (uint32_t r = 1; r < bench->size; r++)
+		remote |= strcmp(comm_host(bench->comm, r), comm_host(bench->comm, 0)) != 0;
+	ST_TRY(seconds_of(bench, ALL_GATHER, bench->size * sizeof(float), &small));
+	ST_TRY(seconds_of(bench, ALL_GATHER, bench->last_bytes, &gather));
+	ST_TRY(seconds_of(bench, REDUCE_SCATTER, bench->last_bytes, &scatter));
+	if (bench->rank)
+		return ST_OK;
+	const struct plan_link_price *assumed = remote ? &plan_machine_default.remote : &plan_machine_default.local;
+	const double beta = (gather - small) / moved, gamma = (scatter - gather) / moved;
+	printf("# synctrain %s (%s): a ring of %" PRIu32 " ranks %s, %" PRIu64 " bytes\n"
+	       "# what algorithms are chosen by: measured here, and assumed; only where algorithms cross depends on it\n"
+	       "%s.alpha  %10.2f us        assumed %10.2f us\n%s.beta   %10.2f GB/s      assumed %10.2f GB/s\n",
+	       st_version, st_build_id, bench->size, remote ? "of several nodes" : "of one node", bench->last_bytes, remote ? "remote" : "local ",
+	       small / (p - 1) * 1e6, assumed->alpha * 1e6, remote ? "remote" : "local ", beta > 0 ? 1e-9 / beta : 0, 1e-9 / assumed->beta);
+	if (gamma > 0)
+		printf("gamma         %10.2f GB/s      assumed %10.2f GB/s\n", 1e-9 / gamma, 1e-9 / plan_machine_default.gamma);
+	else
+		printf("gamma         hidden by the link assumed %10.2f GB/s\n", 1e-9 / plan_machine_default.gamma);
+	return ST_OK;
+}
+
 /* NULL: st_message() says why. Memory of the communicator goes with it. */
 static char *buffer(const struct bench *bench, uint64_t bytes)
 {
@@ -562,6 +620,8 @@ int cmd_bench(int argc, char **argv)
 		return code < 0 ? EX_OK : code;
 	struct comm_options options;
 	enum st_status status = comm_options_init(&options);
+	if (status == ST_OK && bench.calibrate)
+		options.algorithm = COMM_ALGORITHM_RING;
 	if (status == ST_OK)
 		status = comm_create(&options, &bench.comm);
 	if (status != ST_OK)
@@ -575,6 +635,13 @@ int cmd_bench(int argc, char **argv)
 		comm_free(bench.comm);
 		return EX_USAGE;
 	}
+	if (bench.calibrate && (bench.size == 1 || bench.last_bytes < 1 << 20)) {
+		if (!bench.rank)
+			fprintf(stderr, "synctrain bench: --calibrate: %" PRIu32 " ranks, -e %" PRIu64 ", expected two ranks or more and a MiB\n", bench.size,
+				bench.last_bytes);
+		comm_free(bench.comm);
+		return EX_USAGE;
+	}
 	bench.input = buffer(&bench, most);
 	bench.output = bench.input ? buffer(&bench, most) : NULL;
 	if (!bench.output) {
@@ -584,11 +651,11 @@ int cmd_bench(int argc, char **argv)
 		status = st_fail_copy(ST_ERR_NOMEM, why);
 	} else {
 		bench.rounds_on_the_way = options.accumulate == COMM_ACCUMULATE_WIRE;
-		if (!bench.rank)
+		if (!bench.rank && !bench.calibrate)
 			print_head(&bench);
 		status = comm_decide(bench.comm, &bench.rounds_on_the_way, sizeof bench.rounds_on_the_way); /* rank 0's options hold */
 		if (status == ST_OK)
-			status = kinds(&bench);
+			status = bench.calibrate ? calibrate(&bench) : kinds(&bench);
 	}
 	code = status == ST_OK ? bench.total_wrong ? 1 : EX_OK : st_command_failed("bench", status);
 	if (status == ST_OK && fflush(stdout)) {

@@ -37,6 +37,8 @@ static const char usage_text[] =
 	"      --timeout S   end the ranks after S seconds and exit 75\n"
 	"      --grace S     after one rank has failed, let the others run S seconds before ending them (default 10),\n"
 	"                    so that each can say what it saw\n"
+	"      --on-death W  stop (default): when a rank dies by a signal, end the others as after any failure; continue: let\n"
+	"                    them go on, for programs that go on with the survivors (comm_shrink)\n"
 	"      --nodes K     pretend K nodes named node0, node1, ...: for tests of what happens between nodes\n"
 	"      --help        this text\n"
 	"\n"
@@ -46,7 +48,8 @@ static const char usage_text[] =
 	"\n"
 	"Exit: 0 when all ranks ended well; else the first failing rank's exit code, or 128 + the number of the signal that\n"
 	"killed it (of ranks that fail at about the same time, one killed by a signal counts first, and one that exits with\n"
-	"1, as ranks do when another failed, last); 64 usage, 75 --timeout, 126 COMMAND is not executable, 127 COMMAND is not found, 69, 71: can't start.\n";
+	"1, as ranks do when another failed, last); with --on-death=continue, ranks killed by a signal do not count as long as\n"
+	"another ended well, and a rank that fails ends nobody; 64 usage, 75 --timeout, 126 COMMAND is not executable, 127 COMMAND is not found, 69, 71: can't start.\n";
 
 struct rank {
 	pid_t pid, group; /* 0: not started; pid 0: ended */
@@ -56,6 +59,8 @@ struct rank {
 struct run {
 	struct launcher_layout layout;
 	bool prefix;
+	bool go_on;      /* --on-death=continue */
+	bool ended_well; /* a rank has */
 	int64_t timeout_ms, grace_ms;
 	struct launcher_guard guard;
 	struct launcher_sink out, err;
@@ -104,11 +109,12 @@ static enum st_status whole_number(const char *option, const char *text, uint32_
 
 static enum st_status parse(struct run *run, int argc, char **argv, bool *help)
 {
-	enum { NO_PREFIX = 256, TIMEOUT, GRACE_OPTION, NODES, HELP };
+	enum { NO_PREFIX = 256, TIMEOUT, GRACE_OPTION, ON_DEATH, NODES, HELP };
 	static const struct option options[] = {{"ranks", required_argument, NULL, 'n'},
 						{"no-prefix", no_argument, NULL, NO_PREFIX},
 						{"timeout", required_argument, NULL, TIMEOUT},
 						{"grace", required_argument, NULL, GRACE_OPTION},
+						{"on-death", required_argument, NULL, ON_DEATH},
 						{"nodes", required_argument, NULL, NODES},
 						{"help", no_argument, NULL, HELP},
 						{0}};
@@ -132,6 +138,11 @@ static enum st_status parse(struct run *run, int argc, char **argv, bool *help)
 		case GRACE_OPTION:
 			ST_TRY(number("--grace", optarg, 0, 1e6, &seconds));
 			run->grace_ms = (int64_t)(seconds * 1e3);
+			break;
+		case ON_DEATH:
+			run->go_on = strcmp(optarg, "continue") == 0;
+			if (!run->go_on && strcmp(optarg, "stop"))
+				return st_fail(ST_ERR_USAGE, "--on-death: seen '%.40s', expected stop or continue", optarg);
 			break;
 		case NODES:
 			ST_TRY(whole_number("--nodes", optarg, MAX_RANKS, &run->layout.nodes));
@@ -235,6 +246,23 @@ static void take_failure(struct run *run, uint32_t rank, int wait_status)
 {
 	if (run->failed)
 		return;
+	if (run->go_on) {
+		/* Judged at the end: who ended well, and what the first failure that counts was. */
+		bool counts = !run->suspected || (WIFSIGNALED(run->suspect_status) && !WIFSIGNALED(wait_status));
+		if (WIFSIGNALED(wait_status)) {
+			char text[120];
+			snprintf(text, sizeof text, "rank %u was killed by signal %d (%s); the others go on", rank, WTERMSIG(wait_status),
+				 strsignal(WTERMSIG(wait_status)));
+			say(text);
+		}
+		run->suspected = true;
+		run->settle = run->latest = st_deadline_in_ms(-1);
+		if (counts) {
+			run->suspect = rank;
+			run->suspect_status = wait_status;
+		}
+		return;
+	}
 	if (!run->suspected) {
 		run->suspected = true;
 		run->settle = st_deadline_in_ms(SETTLE_MS);
@@ -252,7 +280,7 @@ static void judge(struct run *run)
 	int wait_status = run->suspect_status;
 	char text[160];
 
-	if (run->failed || !run->suspected)
+	if (run->failed || !run->suspected || (run->go_on && run->ended_well && WIFSIGNALED(wait_status)))
 		return;
 	run->failed = true;
 	if (WIFSIGNALED(wait_status)) {
@@ -276,6 +304,8 @@ static void reap(struct run *run)
 		run->running--;
 		if (wait_status != 0)
 			take_failure(run, r, wait_status);
+		else
+			run->ended_well = true;
 	}
 	if (!run->suspected || run->failed)
 		return;

@@ -272,6 +272,7 @@ void comm_free(struct comm *comm)
 	 * hosts that control owns, but closing them says nothing. */
 	control_group_leave(comm->context);
 	control_close(comm->control);
+	control_close(comm->parent);
 	engine_free(comm->engine);
 	comm->engine = NULL;
 	recorder_close(comm->recorder);
@@ -282,6 +283,7 @@ void comm_free(struct comm *comm)
 	free(comm->position);
 	free(comm->node_starts);
 	free(comm->leaves);
+	free(comm->parent_ranks);
 	free(comm);
 }
 

@@ -9,7 +9,8 @@
  *
  * Failure: when a rank dies, stalls or reports an error, every other rank's pending and later calls return ST_ERR_ABORTED
  * (the detector itself may return a closer status) and st_message() names the culprit: rank, host, operation, how.
- * A communicator that has failed can only be freed.  A failure ends all communicators that were split off from one another.  Nothing here blocks for longer than the deadlines in comm_options.
+ * A communicator that has failed can only be freed, or shrunk to the survivors.  A failure ends all communicators that were split off
+ * from one another.  Nothing here blocks for longer than the deadlines in comm_options.
  */
 #ifndef SYNCTRAIN_LIBCOMM_COMM_H
 #define SYNCTRAIN_LIBCOMM_COMM_H
@@ -36,7 +37,8 @@ enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX };
 #define COMM_OPS 4
 enum comm_accumulate { COMM_ACCUMULATE_F32, COMM_ACCUMULATE_WIRE };
 /* AUTO: the cheapest for each collective and size by a price that all ranks reckon alike (plan_choose.h).  A name: that algorithm where it has the
- * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: Bruck's all-gather and barrier); else the ring.
+ * collective, with logarithmic companions for few bytes (HALVING: recursive doubling; HALVING and TREE: PAT's reduce-scatter,
+ * all-gather and barrier); else the ring.
  * TORUS is never chosen by AUTO: it suits machines that are wired so.  DIRECT: ranks read each other's memory; for all collectives of up to 16 ranks
  * of one node that share memory.  On a job of several nodes, or more ranks, it means the ring. */
 enum comm_algorithm { COMM_ALGORITHM_AUTO, COMM_ALGORITHM_RING, COMM_ALGORITHM_HALVING, COMM_ALGORITHM_TREE, COMM_ALGORITHM_HIERARCHICAL,
@@ -89,6 +91,27 @@ enum st_status comm_create_over(struct bootstrap *bootstrap, const struct comm_o
  * ST_ERR_USAGE: another color; ST_ERR_MISMATCH or ST_ERR_ABORTED as collectives: *sub is set only on success.
  */
 enum st_status comm_split(struct comm *comm, int32_t color, int32_t key, struct comm **sub);
+
+/*
+ * The survivors of a failure go on: a new communicator of those who call this and can be reached, in the order of their old ranks.  `comm` is one that
+ * comm_create or comm_shrink made, and has failed (ST_ERR_ABORTED); it is freed when the caller likes, and nothing else can be done with it.  Every living
+ * rank calls it, soon after the failure; also one whose own comm_abort was the cause.  Blocks for timeout_ms at most.
+ *
+ * The ranks that are proven dead (their host's kernel says that nothing listens at their address any more) are left behind.  Others that do not come within
+ * a stall timeout are too, if those who have come are more than half of all who are not proven dead, or exactly half with the lowest of them;
+ * so there is never more than one new communicator.  Ranks that die meanwhile are survived likewise.  On ST_OK all members have it; if one
+ * failed since, the first operation says so, and it can be shrunk again.  The lowest rank that lives has a connection from each of the others meanwhile: as
+ * many descriptors as there are survivors.
+ *
+ * ST_ERR_ABORTED: the others went on without this rank, which was stopped, cut off or late.  ST_ERR_UNAVAILABLE: too few have come within timeout_ms; the
+ * message has the numbers.  ST_ERR_USAGE: comm has not failed, or was made by comm_split.
+ *
+ * The launcher must let the others live when one rank dies: synctrain run --on-death=continue, srun --kill-on-bad-exit=0 with --wait=0.
+ */
+enum st_status comm_shrink(struct comm *comm, int64_t timeout_ms, struct comm **shrunk);
+
+/* The rank that `rank` had in the communicator which was shrunk to this one; UINT32_MAX: no such rank, or not made by comm_shrink. */
+uint32_t comm_shrunk_from(const struct comm *comm, uint32_t rank);
 
 /* Leaves the job in an orderly way: tells the others, waits for nobody. Pending requests are abandoned. NULL is fine. */
 void comm_free(struct comm *comm);

@@ -63,6 +63,10 @@ struct comm {
 	struct control *control;       /* shared with the communicators split off from this one: a reference each */
 	struct control_group *context; /* the control plane as this communicator sees it */
 	uint64_t splits;               /* of this communicator so far */
+	/* Of a communicator that was shrunk to. */
+	struct control *parent;        /* a reference to the failed control plane, which tells latecomers that they are left out */
+	uint32_t *parent_ranks;        /* (size) */
+	unsigned generation;           /* 0: not shrunk to */
 	struct engine *engine;
 	struct recorder *recorder;
 	const struct topo_world *world;

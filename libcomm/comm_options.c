@@ -14,8 +14,8 @@ static const struct {
 } choices[COMM_ALGORITHMS] = {
 	[COMM_ALGORITHM_AUTO] = {"auto", ((1 << PLAN_ALGORITHMS) - 1) & ~(1 << PLAN_TORUS)},
 	[COMM_ALGORITHM_RING] = {"ring", 1 << PLAN_RING},
-	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING | 1 << PLAN_BRUCK},
-	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE | 1 << PLAN_BRUCK},
+	[COMM_ALGORITHM_HALVING] = {"halving", 1 << PLAN_HALVING | 1 << PLAN_DOUBLING | 1 << PLAN_PAT},
+	[COMM_ALGORITHM_TREE] = {"tree", 1 << PLAN_TREE | 1 << PLAN_PAT},
 	[COMM_ALGORITHM_HIERARCHICAL] = {"hierarchical", 1 << PLAN_HIERARCHICAL},
 	[COMM_ALGORITHM_TORUS] = {"torus", 1 << PLAN_TORUS},
 	[COMM_ALGORITHM_DIRECT] = {"direct", 1 << PLAN_DIRECT},

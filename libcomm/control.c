@@ -288,6 +288,7 @@ static void destroy(struct control *control)
 	control_rejoin_end(control);
 	control_links_close_all(control);
 	control_openings_close_all(control);
+	control_callers_close_all(control);
 	control_recent_free(control);
 	while (control->groups) {
 		struct control_group *group = control->groups;
@@ -454,6 +455,19 @@ void control_close(struct control *control)
 	control_helpers_end(control);
 	pthread_mutex_unlock(&control->lock);
 	destroy(control);
+}
+
+const char *control_interface(const struct control *control)
+{
+	return control->addresses.interface[0] ? control->addresses.interface : NULL;
+}
+
+enum st_status control_await_failure(struct control *control)
+{
+	pthread_mutex_lock(&control->lock);
+	enum st_status status = control_verdict_await(control);
+	pthread_mutex_unlock(&control->lock);
+	return status;
 }
 
 void control_hold(struct control *control)

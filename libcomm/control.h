@@ -57,6 +57,16 @@ void control_close(struct control *control);
 /* One more reference, to be given up by control_close. */
 void control_hold(struct control *control);
 
+/* The last decision of a start, of no bytes: also when the verdict comes first, it counts if the others' contributions come soon after it.  They do when
+ * anybody has seen them all, as everybody passes on what he has seen while a verdict settles. */
+enum st_status control_commit(struct control *control, int64_t timeout_ms);
+
+/* The network interface in use; NULL for one rank. Lives as long as control. */
+const char *control_interface(const struct control *control);
+
+/* As control_check, but a verdict that has not settled yet is waited for. */
+enum st_status control_await_failure(struct control *control);
+
 /* Rank, size, nodes, local ranks: valid while control lives. */
 const struct topo_world *control_world(const struct control *control);
 const char *control_job(const struct control *control);

@@ -120,15 +120,16 @@ static enum st_status handshake(struct control *control, int fd, uint32_t peer, 
 	struct wire_challenge challenge;
 	struct wire_proof proof;
 	struct wire_welcome welcome;
+	bool interruptible = purpose != WIRE_PURPOSE_SHRINK; /* which comes after the verdict */
 	char why[256];
 	enum st_status status;
 
 	ST_TRY(auth_client_begin(&control->keys, peer, purpose, context, channel, local, &session, &hello));
-	ST_TRY(move(control, fd, &hello, sizeof hello, true, true, deadline, whom));
-	ST_TRY(move(control, fd, &challenge, sizeof challenge, false, true, deadline, whom));
+	ST_TRY(move(control, fd, &hello, sizeof hello, true, interruptible, deadline, whom));
+	ST_TRY(move(control, fd, &challenge, sizeof challenge, false, interruptible, deadline, whom));
 	status = auth_client_prove(&control->keys, &session, &challenge, &proof);
 	if (status == ST_OK) {
-		ST_TRY(move(control, fd, &proof, sizeof proof, true, true, deadline, whom));
+		ST_TRY(move(control, fd, &proof, sizeof proof, true, interruptible, deadline, whom));
 		/* The peer may have taken the connection by now: leaving without a word would look like a death. */
 		ST_TRY(move(control, fd, &welcome, sizeof welcome, false, false, deadline, whom));
 		status = auth_client_end(&welcome);
@@ -164,7 +165,7 @@ static enum attempt attempt(struct control *control, uint32_t peer, enum wire_pu
 		error = errno;
 	while (error == EINPROGRESS) {
 		struct pollfd writable = {.fd = fd, .events = POLLOUT};
-		*status = wait_for(control, fd, POLLOUT, deadline, 1000, true, whom);
+		*status = wait_for(control, fd, POLLOUT, deadline, 1000, purpose != WIRE_PURPOSE_SHRINK, whom);
 		if (*status != ST_OK) {
 			close(fd);
 			return ATTEMPT_FAILED;
@@ -219,7 +220,7 @@ enum st_status control_connect_channel(struct control *control, uint32_t peer, e
 			return st_fail_copy(ST_ERR_TIMEOUT, st_message());
 		/* The message of the last try is the one worth showing. */
 		snprintf(why, sizeof why, "%s", st_message());
-		enum st_status waited = wait_for(control, -1, 0, deadline, pause_ms, true, "");
+		enum st_status waited = wait_for(control, -1, 0, deadline, pause_ms, purpose != WIRE_PURPOSE_SHRINK, "");
 		if (waited == ST_ERR_TIMEOUT)
 			return st_fail_copy(ST_ERR_TIMEOUT, why);
 		if (waited != ST_OK)
@@ -256,8 +257,7 @@ enum st_status control_probe(struct control *control, uint32_t rank, unsigned *r
 	return ST_OK;
 }
 
-/* Whether a connection to the address comes about, which is the host's work and not the process's. */
-static enum control_sign knock(struct control *control, uint32_t rank, bool local, int64_t timeout_ms)
+enum control_sign control_knock(struct control *control, uint32_t rank, bool local, int64_t timeout_ms)
 {
 	struct st_deadline deadline = st_deadline_in_ms(timeout_ms);
 	union address address;
@@ -274,7 +274,7 @@ static enum control_sign knock(struct control *control, uint32_t rank, bool loca
 		error = errno;
 	while (error == EINPROGRESS) {
 		struct pollfd writable = {.fd = fd, .events = POLLOUT};
-		if (wait_for(control, fd, POLLOUT, &deadline, 1000, true, whom) != ST_OK)
+		if (wait_for(control, fd, POLLOUT, &deadline, 1000, false, whom) != ST_OK)
 			break;
 		if (poll(&writable, 1, 0) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0)
 			error = errno;
@@ -287,12 +287,12 @@ static enum control_sign knock(struct control *control, uint32_t rank, bool loca
 enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_t answer_ms)
 {
 	bool local = control_same_name(control, rank);
-	enum control_sign sign = knock(control, rank, local, answer_ms);
+	enum control_sign sign = control_knock(control, rank, local, answer_ms);
 	int fd = -1;
 
 	if (local && sign == CONTROL_SIGN_REFUSED && control->endpoints[rank].port4 + control->endpoints[rank].port6) {
 		local = false; /* the same name, but perhaps not the same network namespace */
-		sign = knock(control, rank, false, answer_ms);
+		sign = control_knock(control, rank, false, answer_ms);
 	}
 	if (sign != CONTROL_SIGN_MUTE)
 		return sign;

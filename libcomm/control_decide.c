@@ -383,6 +383,27 @@ enum st_status control_group_decide(struct control_group *group, uint32_t kind, 
 	return status;
 }
 
+enum st_status control_commit(struct control *control, int64_t timeout_ms)
+{
+	struct control_group *root = &control->root;
+	uint64_t sequence = root->decision;
+	enum st_status status = control_group_meet(root, timeout_ms);
+	struct st_deadline late = st_deadline_in_ms(CONTROL_LOST_MS);
+	char why[1024];
+
+	if (status == ST_OK)
+		return ST_OK;
+	snprintf(why, sizeof why, "%s", st_message());
+	pthread_mutex_lock(&control->lock);
+	const struct control_decision *decision = slot_of(root, sequence);
+	while (decision->present < root->size && decision->ranks[root->member].present && control_wait(control, &late))
+		;
+	if (decision->present == root->size)
+		status = ST_OK;
+	pthread_mutex_unlock(&control->lock);
+	return status == ST_OK ? ST_OK : st_fail_copy(status, why);
+}
+
 enum st_status control_group_broadcast(struct control_group *group, void *data, size_t bytes, int64_t arrival_timeout_ms)
 {
 	return control_group_decide(group, WIRE_DECISION_BROADCAST, data, bytes, data, arrival_timeout_ms, NULL);

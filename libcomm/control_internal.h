@@ -12,6 +12,7 @@
  *   control_evidence.c   what to make of a neighbour that is silent: whom to ask, whom to blame
  *   control_group.c      communicators: their members, who has left them
  *   control_decide.c     all_gather and broadcast among the members of one
+ *   control_shrink.c     survivors of a failure find each other
  *   control_service.c    the thread: epoll, heartbeats, deadlines
  *
  * FLOOD.  The connections form a tree, so a frame that each rank passes on to all its neighbours but the one it came from
@@ -96,6 +97,13 @@ struct control_accepted {
 	uint32_t peer, channel;
 	uint64_t context;
 	bool local;
+	int fd;
+};
+
+/* A proven connection of a survivor, who looks for others; see control_shrink.h. */
+struct control_caller {
+	struct control_caller *next;
+	uint32_t peer;
 	int fd;
 };
 
@@ -193,6 +201,8 @@ struct control {
 	unsigned opening_count;
 	struct control_accepted *accepted;
 	unsigned accepted_count;
+	struct control_caller *callers; /* at most one of each rank */
+	bool moved;     /* this rank is in the communicator of the survivors: who calls now is left out */
 	bool *left;     /* (size) said GOODBYE; this rank's own: control_close has begun */
 	bool *met;      /* (size) has had a tree connection with this rank */
 	bool *gone;     /* (size) this rank's connection to it ended without GOODBYE, or can't be made */
@@ -250,6 +260,8 @@ enum st_status control_connect_channel(struct control *control, uint32_t peer, e
 /* Asks whether anybody listens at rank's address, for up to a second. *refusals is the caller's memory of earlier answers, 0 at first; true in
  * *gone: nobody does any more. ST_ERR_ABORTED. The lock is not held. */
 enum st_status control_probe(struct control *control, uint32_t rank, unsigned *refusals, bool *gone);
+/* Whether a connection to the address comes about (CONTROL_SIGN_MUTE), which is the host's work and not the process's; also after the verdict. */
+enum control_sign control_knock(struct control *control, uint32_t rank, bool local, int64_t timeout_ms);
 /* What comes back from rank's address: waits answer_ms for its host, and as long again twice for its service thread.  The lock is not held. */
 enum control_sign control_sign_of(struct control *control, uint32_t rank, int64_t answer_ms);
 /* Whether rank may be reached by Unix socket at all: the same node by name. */
@@ -293,6 +305,10 @@ void control_rejoin_now(struct control *control);
 int control_rejoin_tick(struct control *control);
 /* Waits for the helper thread. Without the lock, unless the helper is known to have ended. */
 void control_rejoin_end(struct control *control);
+
+/* control_shrink.c; with the lock held */
+void control_caller_take(struct control *control, uint32_t peer, int fd); /* takes fd */
+void control_callers_close_all(struct control *control);
 
 /* control_group.c; with the lock held, except init and destroy */
 enum st_status control_root_init(struct control *control);

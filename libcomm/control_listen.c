@@ -265,6 +265,9 @@ static void hand_over(struct control *control, struct control_opening *opening, 
 			control->reach[peer] = same ? CONTROL_REACH_LOCAL : CONTROL_REACH_REMOTE;
 		}
 		break;
+	case WIRE_PURPOSE_SHRINK:
+		control_caller_take(control, peer, fd);
+		return;
 	default:
 		break;
 	}

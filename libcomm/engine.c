@@ -328,7 +328,7 @@ static enum st_status run(struct lane *lane, bool polite)
 					lane->at = lane->frames[lane->depth - 1].step;
 				else
 					lane->vars[--lane->depth] = 0;
-			} else if (plan_affine_value(&step->guard, lane->vars) >= 0) {
+			} else if (plan_step_runs(step, lane->vars)) {
 				enum st_status status = engine_run_step(lane, step);
 				if (status != ST_OK)
 					return status;

@@ -14,7 +14,9 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 	const struct engine_plan *bound = request->bound;
 	const struct plan *plan = bound->plan;
 	uint64_t block = plan_operand_block(plan, operand, lane->vars);
-	uint64_t length = plan->offsets ? plan_block_elements(plan, block) : bound->quotient + (block < bound->remainder);
+	uint64_t length = plan->offsets          ? plan_block_elements(plan, block)
+			  : block < plan->blocks ? bound->quotient + (block < bound->remainder)
+						 : 0; /* a hole */
 	uint64_t start = plan_operand_chunk(plan, operand, lane->vars) * plan->chunk_elements;
 	if (start > length)
 		start = length;
@@ -31,6 +33,9 @@ static struct piece place(const struct lane *lane, const struct plan_operand *op
 	if (operand->space == PLAN_SCRATCH) {
 		struct link *link = bound->links[operand->channel];
 		piece.memory = link->ops->slot(link, plan_operand_slot(plan, operand, lane->vars));
+		if (operand->skip)
+			piece.memory += (plan_block_offset(plan, block) - plan_block_offset(plan, block - operand->skip)) *
+					(piece.wide ? sizeof(float) : request->element_bytes);
 		return piece;
 	}
 	if (operand->space == PLAN_WORK) {

@@ -144,8 +144,8 @@ uint64_t plan_block_offset(const struct plan *plan, uint64_t block)
 uint64_t plan_block_elements(const struct plan *plan, uint64_t block)
 {
 	if (plan->offsets)
-		return plan->offsets[block + 1] - plan->offsets[block];
-	return plan->elements / plan->blocks + (block < plan->elements % plan->blocks);
+		return block < plan->blocks ? plan->offsets[block + 1] - plan->offsets[block] : 0;
+	return block < plan->blocks ? plan->elements / plan->blocks + (block < plan->elements % plan->blocks) : 0;
 }
 
 void plan_chunk_range(const struct plan *plan, uint64_t block, uint64_t chunk, uint64_t *offset, uint64_t *elements)
@@ -182,13 +182,22 @@ uint32_t plan_operand_block(const struct plan *plan, const struct plan_operand *
 	int64_t value = plan_affine_value(&block->first, vars);
 	if (block->modulus)
 		value += block->stride * (int64_t)reduced(plan_affine_value(&block->cycle, vars), block->modulus);
-	uint32_t position = (uint32_t)reduced(value, plan->blocks);
+	if (plan->row_layers > 1)
+		value += (int64_t)reduced(plan_affine_value(&operand->chunk, vars), plan->row_layers) * plan->row_stride;
+	uint32_t position = (uint32_t)reduced(value, plan->row_starts ? (uint64_t)plan->rows * plan->row_width : plan->blocks);
+	if (plan->row_starts) {
+		const uint32_t *starts = &plan->row_starts[position / plan->row_width];
+		position = starts[0] + position % plan->row_width;
+		if (position >= starts[1])
+			return plan->blocks;
+	}
 	return plan->order ? plan->order[position] : position;
 }
 
 uint64_t plan_operand_chunk(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
 {
-	return reduced(plan_affine_value(&operand->chunk, vars), plan->chunks);
+	int64_t value = plan_affine_value(&operand->chunk, vars);
+	return reduced(plan->row_layers > 1 ? value / plan->row_layers : value, plan->chunks);
 }
 
 uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH])
@@ -208,6 +217,18 @@ bool plan_step_partial(const struct plan *plan, const struct plan_step *step, co
 	if (step->kind != PLAN_PUT || step->keep)
 		return plan_operand_partial(&plan->operands[step->destination], vars);
 	return step->source_count > 1 || plan_operand_partial(&plan->operands[step->sources], vars);
+}
+
+bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH])
+{
+	int64_t value = plan_affine_value(&step->guard, vars);
+	return value >= 0 && (step->every <= 1 || value % step->every == 0);
+}
+
+bool plan_reduces(const struct plan *plan)
+{
+	return plan->collective == PLAN_ALLREDUCE || plan->collective == PLAN_REDUCE_SCATTER || plan->collective == PLAN_ALLREDUCE_ORDERED ||
+	       (plan->collective == PLAN_BARRIER && !plan->compact_input);
 }
 
 const char *plan_collective_name(enum plan_collective collective)
@@ -231,15 +252,17 @@ static enum st_status check_operand(const struct plan *plan, uint32_t layers, ui
 	if (index >= plan->operand_count)
 		return bad(plan, at, "no such operand");
 	const struct plan_operand *operand = &plan->operands[index];
-	if (operand->span > 1 && (plan->chunks != 1 || plan->order || operand->span > plan->blocks))
+	if ((operand->span > 1 || operand->skip) && (plan->chunks != 1 || plan->order || plan->row_starts || operand->span > plan->blocks || operand->skip >= plan->blocks))
 		return bad(plan, at, "spans blocks that are cut, in no order, or too few");
 	static const struct plan_affine never;
 	if (memcmp(&operand->partial, &never, sizeof never)) {
-		if (plan->collective != PLAN_ALLREDUCE && plan->collective != PLAN_REDUCE_SCATTER && plan->collective != PLAN_ALLREDUCE_ORDERED)
+		if (!plan_reduces(plan))
 			return bad(plan, at, "a partial sum where nothing is reduced");
 		if ((operand->space == PLAN_INPUT && !plan->leaves) || ((operand->space == PLAN_OUTPUT || operand->space == PLAN_BORROWED) && plan->wide))
 			return bad(plan, at, "a partial sum in a buffer of the caller");
 	}
+	if (operand->skip && operand->space != PLAN_SCRATCH)
+		return bad(plan, at, "skips blocks where there is no slot");
 	if (operand->space == PLAN_SCRATCH) {
 		if (operand->channel >= plan->channel_count || plan->channels[operand->channel].outgoing)
 			return bad(plan, at, "scratch of a channel that is not incoming");
@@ -266,6 +289,12 @@ enum st_status plan_check(const struct plan *plan)
 {
 	if (!plan->blocks || !plan->chunks || !plan->chunk_elements || !plan->slots || !plan->size || plan->rank >= plan->size)
 		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: no blocks, chunks, slots or ranks", plan->rank);
+	if (plan->row_starts && (!plan->rows || !plan->row_width || plan->row_starts[0] || plan->row_starts[plan->rows] != plan->blocks))
+		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %u rows do not hold %u blocks", plan->rank, plan->rows, plan->blocks);
+	for (uint32_t r = 0; plan->row_starts && r < plan->rows; r++)
+		if (plan->row_starts[r] > plan->row_starts[r + 1] || plan->row_starts[r + 1] - plan->row_starts[r] > plan->row_width)
+			return st_fail(ST_ERR_INTERNAL, "plan of rank %u: row %u has blocks %u to %u, %u at most", plan->rank, r, plan->row_starts[r],
+				       plan->row_starts[r + 1], plan->row_width);
 	if ((plan->collective == PLAN_ALLREDUCE_ORDERED) != (plan->leaves != 0) || plan->leaves > LEAVES_MOST)
 		return st_fail(ST_ERR_INTERNAL, "plan of rank %u: %s of %u leaves", plan->rank, plan_collective_name(plan->collective), plan->leaves);
 	const uint32_t layers = plan_layers(plan);
@@ -343,6 +372,8 @@ enum st_status plan_check(const struct plan *plan)
 				return bad(plan, i, "grants another channel's slot");
 			if (granted->space == PLAN_WORK)
 				return bad(plan, i, "grants work memory");
+			if (granted->skip)
+				return bad(plan, i, "grants a part of a slot");
 			if (granted->space != PLAN_SCRATCH && plan->channels[step->channel].mapped)
 				return bad(plan, i, "grants memory that the sender of a mapped channel does not map");
 		}

@@ -12,6 +12,9 @@
  * A block is named by its position: block = order[position] (order NULL: block = position), so that affine indices also walk
  * rings and grids whose ranks are numbered in any way.  Where blocks are short (chunks 1, order NULL) an operand may span several
  * consecutive ones, which then travel as one put: the number of messages follows the algorithm and not the number of blocks.
+ * With `row_starts` positions are a grid of rows (nodes) as wide as the widest: what a shorter row lacks is a hole, nobody's block, without elements.
+ * With `row_layers` a walk over chunks is one over the layers of a row too: chunk c of an operand is chunk c / row_layers of a block, c % row_layers *
+ * row_stride positions on.
  *
  * SPACES.  INPUT and OUTPUT are the caller's buffers, addressed by (block, chunk); they may be the same memory.  In
  * all_gather INPUT, and in reduce_scatter OUTPUT, hold only the rank's own block, at offset 0 ("compact"); in place, the compact
@@ -51,8 +54,8 @@
  * and the result is the tree's root.  In place, OUTPUT is the first layer.
  *
  * LOOPS.  LOOP count ... END, nested at most PLAN_MAX_DEPTH deep.  Indices are affine in the loop variables, with one cyclic
- * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is
- * skipped when that is negative (the first or last round of a loop differs).  So the memory of a plan grows with the rank's
+ * part where a walk goes round a subset of the blocks (a node's ranks, a row of a grid).  A step may carry a guard, affine too, and is skipped when that is negative (the first or last round of a
+ * loop differs) or no multiple of `every` (binomial trees: what happens at every second, fourth, ... turn).  So the memory of a plan grows with the rank's
  * channels, not with ranks or chunks.
  */
 #ifndef SYNCTRAIN_LIBCOMM_PLAN_H
@@ -103,6 +106,7 @@ struct plan_operand {
 	uint16_t channel;           /* SCRATCH, BORROWED: whose slots or lends (an incoming channel of this rank) */
 	uint16_t layer;             /* INPUT in allreduce_ordered: which of the rank's roots */
 	uint32_t span;              /* how many consecutive blocks; 0: one.  More than one only with chunks 1 and order NULL, never past the last block */
+	uint32_t skip;              /* SCRATCH, likewise: how many blocks before this one the slot holds first; not in a grant */
 	struct plan_affine slot;    /* SCRATCH: which slot; BORROWED: which lend; both modulo the plan's slots; WORK: modulo its `work` slots */
 	struct plan_affine chunk;   /* which chunk of the block, modulo chunks */
 	struct plan_position block; /* whose data this is: gives place (INPUT, OUTPUT) and length (all) */
@@ -117,6 +121,7 @@ struct plan_step {
 	bool copied : 1;                               /* LEND: of a copy */
 	uint64_t count;                                /* LOOP: iterations.  FLUSH: puts or lends that may be pending */
 	struct plan_affine guard;                      /* not LOOP, END: the step is skipped when this is negative */
+	uint32_t every;                                /* or no multiple of this; 0 and 1: all are */
 	uint32_t destination;                          /* READY, REDUCE, COPY, PUT with keep: index into plan.operands */
 	uint32_t sources;                              /* PUT, REDUCE, COPY, LEND: index of the first of source_count operands */
 };
@@ -136,6 +141,9 @@ struct plan {
 	const uint64_t *offsets; /* (blocks + 1): where blocks begin, offsets[blocks] = elements; borrowed; NULL: even blocks */
 	uint64_t *owned_offsets; /* freed with the plan; NULL: none.  A builder leaves it alone: its caller may hand over what offsets borrows */
 	const uint32_t *order;   /* (blocks): position -> block, borrowed; NULL: the same */
+	const uint32_t *row_starts; /* (rows + 1), borrowed: position r * row_width + c is number row_starts[r] + c of order, if row r has it; NULL: no grid */
+	uint32_t rows, row_width;
+	uint32_t row_layers, row_stride; /* more than one layer: see above */
 	uint64_t elements;       /* of the whole range: count, or size*count for reduce_scatter and all_gather */
 	uint64_t chunk_elements; /* >= 1 */
 	uint64_t chunks;         /* per block, >= 1; chunks * chunk_elements >= the longest block */
@@ -196,8 +204,8 @@ enum st_status plan_build_tree(const struct plan_shape *shape, struct plan **pla
 enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct plan **plan);
 enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **plan);
 
-/* All-gather in ceil(lg p) rounds (Bruck), and barrier, which is one of nothing, for few bytes.  slots >= 2. */
-enum st_status plan_build_bruck(const struct plan_shape *shape, struct plan **plan);
+/* Parallel aggregated trees: reduce-scatter, all-gather and barrier, which is one of nothing, in ceil(lg p) rounds.  slots >= 2. */
+enum st_status plan_build_pat(const struct plan_shape *shape, struct plan **plan);
 
 /* Direct: every rank reads the others' memory; all channels mapped, at most PLAN_DIRECT_RANKS ranks, else ST_ERR_USAGE. For all collectives. slots >= 1. */
 #define PLAN_DIRECT_RANKS 16
@@ -238,6 +246,13 @@ uint32_t plan_operand_slot(const struct plan *plan, const struct plan_operand *o
 /* Whether the operand holds a partial sum; whether what the step (PUT, REDUCE, COPY, LEND) makes is one. */
 bool plan_operand_partial(const struct plan_operand *operand, const uint64_t vars[PLAN_MAX_DEPTH]);
 bool plan_step_partial(const struct plan *plan, const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
+/* Whether the step's guard lets it run. */
+bool plan_step_runs(const struct plan_step *step, const uint64_t vars[PLAN_MAX_DEPTH]);
+
+/* Whether every rank's contribution is summed: reductions, and a barrier that is an all-reduce of nothing; other barriers are all-gathers of
+ * nothing (compact_input). */
+bool plan_reduces(const struct plan *plan);
 
 /* Whether one rank's plan is well formed by itself: kinds, channels and their direction, spaces, loops. ST_ERR_INTERNAL names the step. */
 enum st_status plan_check(const struct plan *plan);

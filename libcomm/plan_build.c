@@ -100,7 +100,7 @@ enum st_status build_start(struct build *build, const char *name, const struct p
 	made->blocks = blocks;
 	made->offsets = shape->offsets;
 	made->wide = shape->wide;
-	made->compact_input = shape->collective == PLAN_ALL_GATHER || shape->collective == PLAN_BARRIER;
+	made->compact_input = shape->collective == PLAN_ALL_GATHER || (shape->collective == PLAN_BARRIER && blocks > 1);
 	made->compact_output = shape->collective == PLAN_REDUCE_SCATTER;
 	made->in_place = shape->in_place || shape->collective == PLAN_BROADCAST || shape->collective == PLAN_BARRIER;
 

@@ -9,7 +9,7 @@
 
 #include "plan.h"
 
-enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_BRUCK, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_DIRECT, PLAN_ALGORITHMS };
+enum plan_algorithm { PLAN_RING, PLAN_DOUBLING, PLAN_HALVING, PLAN_TREE, PLAN_PAT, PLAN_HIERARCHICAL, PLAN_TORUS, PLAN_DIRECT, PLAN_ALGORITHMS };
 
 /* "ring", ... */
 const char *plan_algorithm_name(enum plan_algorithm algorithm);
@@ -17,8 +17,7 @@ const char *plan_algorithm_name(enum plan_algorithm algorithm);
 /* Whether the algorithm has plans for a collective. The ring has for all. */
 bool plan_algorithm_has(enum plan_algorithm algorithm, enum plan_collective collective);
 
-/* Whether its plans may be wide (see plan.h).  Halving, and what is made of rings and folds, keep partial sums of whole halves and rows: those would take memory
- * by the number of elements. */
+/* Whether its plans may be wide (see plan.h).  Halving keeps partial sums of whole halves: those would take memory by the number of elements. */
 bool plan_algorithm_has_wide(enum plan_algorithm algorithm);
 
 /* The algorithm's builder: see plan.h. */
@@ -40,7 +39,10 @@ struct plan_machine {
 	double gamma; /* seconds per byte added */
 };
 
-/* Shared memory of a server, and TCP over 25 Gb/s: only where algorithms cross matters, and that within a factor of two. */
+/*
+ * Shared memory of a server, and TCP over 25 Gb/s: only where algorithms cross matters, and that within a factor of two.  `synctrain bench --calibrate`
+ * measures the same constants: those of local links on ranks of one node, those of remote ones on one rank of each of several.
+ */
 extern const struct plan_machine plan_machine_default;
 
 /* Predicted seconds for a collective of `bytes` in all (of the whole range, see struct plan). */

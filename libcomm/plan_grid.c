@@ -1,101 +1,80 @@
 /*
- * All-reduce on a grid: hierarchical, and 2-D torus.
+ * Algorithms on a grid: hierarchical, and 2-D torus.
  *
- * X * Y ranks; those with the same y are a row, those with the same x a column.  Three rings after each other: reduce-scatter along the row, after which
- * the rank at x has 1/X of the range, summed over the row; all-reduce of that along the column; all-gather along the row.
+ * X * Y ranks; those with the same y are a row, those with the same x a column.  All-reduce: reduce-scatter along the row, after which the rank at x has
+ * 1/X of the range, summed over the row; all-reduce of that along the column; all-gather along the row.  Reduce-scatter is the first half of that,
+ * all-gather the second.
  *
  * HIERARCHICAL: a row is a node and a column a rail: rank l of every node.  1/X of the range crosses between nodes per rail, X rails at a time, so
- * each byte leaves a node as seldom as in any algorithm, in messages of 1/(X Y), and no message waits for more than Y - 1 + 2 (X - 1)
- * others where the ring waits for X Y - 1 twice.  Nodes may hold different numbers of ranks (7 + 8): X is the least of them, and the ranks of a node
- * beyond it fold into the others (rank l into l mod X), which costs these + 2 n b_l + n g.
+ * each byte leaves a node as seldom as in any algorithm, and no message waits for more than Y - 1 + 2 (X - 1) others where the ring waits for
+ * X Y - 1 twice.  Nodes may hold different numbers of ranks (7 + 8): X is the least of them, and the ranks of a node beyond it work through the
+ * others (rank l through l mod X), which costs these + 2 n b_l + n g.  Broadcast: along the root's rail, and along each node.  Barrier: an
+ * all-reduce of nothing.
  * Cost: 2 (X-1) (a_l + n/X b_l) + 2 (Y-1) (a_r + n/(X Y) b_r) + n g.
  *
  * TORUS: rows and columns are stretches of the order of ranks, X the largest divisor of the number of ranks up to its root, as on the machines that
  * are wired so (Jain and others; Ying and others, 2018).  2 (X + Y - 2) messages instead of 2 (X Y - 1).  A prime number of ranks has one column: the ring.
  *
- * The three phases follow each other: links of rows rest while columns work.  Needs two slots, as the ring does.
+ * An all-reduce of FEW BYTES, a rank's part of a row in one slot, takes three rings after each other with the fewest messages; all else goes chunk by chunk
+ * with rows and columns at work at the same time: plan_grid_chunks.c.  Needs two slots, as the ring does.
  */
 #include "plan_fold.h"
+#include "plan_grid.h"
 #include "plan_ring.h"
 
-struct grid {
-	struct build build;
-	uint32_t columns, rows; /* X, Y */
-	uint32_t x, y;
-	uint32_t pieces;        /* m: blocks are cut so that one fits into a slot: X * Y * m of them */
-	uint32_t row_span, column_span;
-};
-
-/* The largest divisor of `count` blocks that fit into a slot together. */
-static uint32_t group_of(uint32_t count, uint64_t longest, uint64_t chunk_elements)
+uint32_t grid_position(const struct grid *grid, uint32_t row, uint32_t l)
 {
-	uint32_t best = 1;
-	for (uint32_t d = 1; (uint64_t)d * d <= count; d++) {
-		if (count % d)
-			continue;
-		if (d * longest <= chunk_elements && d > best)
-			best = d;
-		if (count / d * longest <= chunk_elements && count / d > best)
-			best = count / d;
-	}
-	return best;
+	return (grid->starts ? grid->starts[row] : row * grid->columns) + l;
 }
 
-/* Cuts the range and starts the plan. */
-static enum st_status start(struct grid *grid, const char *name, const struct plan_shape *shape)
+static uint32_t ranks_of(const struct grid *grid, uint32_t row)
 {
-	const uint64_t cells = (uint64_t)grid->columns * grid->rows;
-	uint64_t pieces = 1;
-	if (shape->chunk_elements && cells) {
-		/* ceil(elements / (cells * pieces)) <= chunk_elements */
-		pieces = build_divide_up(build_divide_up(shape->elements, shape->chunk_elements), cells);
-		if (!pieces)
-			pieces = 1;
-	}
-	if (cells * pieces > INT32_MAX / 4)
-		return st_fail(ST_ERR_USAGE, "%s plan: %ju elements in chunks of %ju are too many chunks", name, (uintmax_t)shape->elements,
-			       (uintmax_t)shape->chunk_elements);
-	ST_TRY(build_not_wide(name, shape));
-	ST_TRY(build_start(&grid->build, name, shape, shape->size == 1 ? 1 : 2, cells ? (uint32_t)(cells * pieces) : 1, 1));
-	const uint64_t longest = plan_block_elements(grid->build.plan, 0);
-	grid->pieces = (uint32_t)pieces;
-	grid->column_span = pieces > 1 ? 1 : group_of(grid->pieces, longest, shape->chunk_elements);
-	grid->row_span = pieces > 1 ? 1 : group_of(grid->pieces * grid->rows, longest, shape->chunk_elements);
-	return ST_OK;
+	return grid->starts ? grid->starts[row + 1] - grid->starts[row] : grid->columns;
 }
 
-struct ring_ends {
-	uint32_t previous, next; /* ranks */
-	bool previous_partial;   /* what the previous one brings is a partial sum: others have folded into it */
-};
-
-static bool phases(struct grid *grid, enum plan_space own, struct ring_ends row, struct ring_ends column)
+bool grid_leads(const struct grid *grid, uint32_t row, uint32_t x)
 {
-	struct build *build = &grid->build;
-	const uint32_t share = grid->rows * grid->pieces; /* blocks of a rank of the row */
+	return x + grid->columns < ranks_of(grid, row);
+}
+
+void grid_place(struct grid *grid, uint32_t position)
+{
+	uint32_t low = 0, high = grid->rows; /* the row is one of low .. high - 1 */
+	while (high - low > 1) {
+		uint32_t middle = low + (high - low) / 2;
+		*(grid_position(grid, middle, 0) <= position ? &low : &high) = middle;
+	}
+	const uint32_t l = position - grid_position(grid, low, 0);
+	grid->y = low;
+	grid->x = l % grid->columns;
+	grid->number = l / grid->columns;
+	grid->extras = grid->number ? 0 : (ranks_of(grid, low) - 1 - grid->x) / grid->columns;
+}
+
+/* All-reduce, and barrier: three rings with as few messages as there are hops. Blocks are the X * Y parts; a part of the row is Y of them. */
+static bool three_rings(struct build *build, const struct grid *grid, enum plan_space own)
+{
+	const uint32_t columns = grid->columns, rows = grid->rows, x = grid->x, y = grid->y, left = (x + columns - 1) % columns, above = (y + rows - 1) % rows;
 	const bool in_place = build->plan->in_place || own == PLAN_OUTPUT;
-	struct ring_part along_row = {.size = grid->columns, .position = grid->x, .own = own, .in_place = in_place,
-				      .units = share / grid->row_span, .span = grid->row_span, .stride = share,
-				      .partial = own == PLAN_OUTPUT, .previous_partial = row.previous_partial, .unfinished = grid->rows > 1};
-	struct ring_part along_column = {.size = grid->rows, .position = grid->y, .scatter = true, .gather = true,
-					 .own = grid->columns > 1 ? PLAN_OUTPUT : own, .in_place = grid->columns > 1 || in_place,
-					 .units = grid->pieces / grid->column_span, .span = grid->column_span, .origin = grid->x * share,
-					 .stride = grid->pieces, .partial = grid->columns > 1 || own == PLAN_OUTPUT,
-					 .previous_partial = grid->columns > 1 || column.previous_partial};
-	if (grid->columns > 1) {
-		along_row.in = build_channel(build, row.previous, false, 0);
-		along_row.out = build_channel(build, row.next, true, 0);
+	struct ring_part along_row = {.size = columns, .position = x, .own = own, .in_place = in_place, .units = 1, .span = rows, .stride = rows,
+				      .partial = own == PLAN_OUTPUT, .previous_partial = grid_leads(grid, y, left), .unfinished = rows > 1};
+	struct ring_part along_column = {.size = rows, .position = y, .scatter = true, .gather = true, .own = columns > 1 ? PLAN_OUTPUT : own,
+					 .in_place = columns > 1 || in_place, .units = 1, .span = 1, .origin = x * rows, .stride = 1,
+					 .partial = columns > 1 || own == PLAN_OUTPUT, .previous_partial = columns > 1 || grid_leads(grid, above, x)};
+	if (columns > 1) {
+		along_row.in = build_channel(build, build_rank_at(build, grid_position(grid, y, left)), false, 0);
+		along_row.out = build_channel(build, build_rank_at(build, grid_position(grid, y, (x + 1) % columns)), true, 0);
 		along_row.scatter = true;
 		if (!ring_part_build(build, &along_row))
 			return false;
 	}
-	if (grid->rows > 1) {
-		along_column.in = build_channel(build, column.previous, false, 0);
-		along_column.out = build_channel(build, column.next, true, 0);
+	if (rows > 1) {
+		along_column.in = build_channel(build, build_rank_at(build, grid_position(grid, above, x)), false, 0);
+		along_column.out = build_channel(build, build_rank_at(build, grid_position(grid, (y + 1) % rows, x)), true, 0);
 		if (!ring_part_build(build, &along_column))
 			return false;
 	}
-	if (grid->columns > 1) {
+	if (columns > 1) {
 		along_row.scatter = false;
 		along_row.gather = true;
 		along_row.own = PLAN_OUTPUT;
@@ -107,110 +86,87 @@ static bool phases(struct grid *grid, enum plan_space own, struct ring_ends row,
 	return true;
 }
 
-static enum st_status finish(struct grid *grid, bool fits, struct plan **plan)
+/* Extras fold: they hand over their operands at the beginning and get the sums at the end. */
+static bool folded(struct build *build, const struct grid *grid)
 {
-	if (fits)
-		return build_finish(&grid->build, plan);
-	plan_free(grid->build.plan);
-	return st_fail(ST_ERR_USAGE, "%s plan: too many ranks or chunks", grid->build.name);
+	const uint32_t group = grid->rows;
+	if (grid->number) {
+		struct fold fold = fold_with(build, build_rank_at(build, grid_position(grid, grid->y, grid->x)), group);
+		fold_give(build, &fold);
+		return true;
+	}
+	const uint32_t first = build->plan->channel_count, units = build->plan->blocks / group;
+	const uint32_t lead = units < build->plan->slots ? units : build->plan->slots;
+	enum plan_space own = PLAN_INPUT;
+	for (uint32_t e = 1; e <= grid->extras; e++) {
+		struct fold fold = fold_with(build, build_rank_at(build, grid_position(grid, grid->y, grid->x + e * grid->columns)), group);
+		fold_grant(build, &fold);
+	}
+	for (uint32_t e = 0; e < grid->extras; e++) {
+		struct fold fold = {.in = (uint16_t)(first + 2 * e), .group = group, .units = units, .lead = lead};
+		fold_take(build, &fold, own);
+		own = PLAN_OUTPUT;
+	}
+	if (!three_rings(build, grid, own))
+		return false;
+	for (uint32_t e = 0; e < grid->extras; e++) {
+		struct fold fold = {.out = (uint16_t)(first + 2 * e + 1), .group = group, .units = units};
+		fold_return(build, &fold);
+	}
+	return true;
 }
 
-static enum st_status refuse(const char *name, enum plan_collective collective)
+static enum st_status build_grid(const char *name, const struct plan_shape *shape, struct grid *grid, struct plan **plan)
 {
-	return st_fail(ST_ERR_USAGE, "%s plan: %s is not one of its collectives", name, plan_collective_name(collective));
+	struct build build;
+	const uint64_t cells = (uint64_t)grid->columns * grid->rows;
+	const bool reduces = shape->collective == PLAN_ALLREDUCE || shape->collective == PLAN_BARRIER;
+	const bool few = cells && build_divide_up(shape->elements, cells) * grid->rows <= shape->chunk_elements;
+	if (!cells || !reduces || !few || shape->wide)
+		return grid_chunks_build(&build, name, shape, grid, plan);
+	ST_TRY(build_start(&build, name, shape, shape->size == 1 ? 1 : 2, (uint32_t)cells, 1));
+	if (shape->size == 1) {
+		build_alone(&build);
+		return build_finish(&build, plan);
+	}
+	build.plan->compact_input = false;
+	grid_place(grid, build.position);
+	if (folded(&build, grid))
+		return build_finish(&build, plan);
+	plan_free(build.plan);
+	return st_fail(ST_ERR_USAGE, "%s plan: too many ranks", name);
 }
 
 enum st_status plan_build_torus(const struct plan_shape *shape, struct plan **plan)
 {
 	struct grid grid = {.columns = 1};
-	if (shape->collective != PLAN_ALLREDUCE)
-		return refuse("torus", shape->collective);
+	if (shape->collective != PLAN_ALLREDUCE && shape->collective != PLAN_REDUCE_SCATTER && shape->collective != PLAN_ALL_GATHER)
+		return st_fail(ST_ERR_USAGE, "torus plan: %s is not one of its collectives", plan_collective_name(shape->collective));
 	for (uint32_t x = 1; (uint64_t)x * x <= shape->size; x++)
 		if (shape->size % x == 0)
 			grid.columns = x;
+	grid.widest = grid.columns;
 	grid.rows = shape->size / grid.columns;
-	ST_TRY(start(&grid, "torus", shape));
-	struct build *build = &grid.build;
-	if (shape->size == 1) {
-		build_alone(build);
-		return build_finish(build, plan);
-	}
-	const uint32_t columns = grid.columns, rows = grid.rows;
-	const uint32_t x = grid.x = build->position % columns, y = grid.y = build->position / columns;
-	struct ring_ends row = {build_rank_at(build, y * columns + (x + columns - 1) % columns), build_rank_at(build, y * columns + (x + 1) % columns), false};
-	struct ring_ends column = {build_rank_at(build, (y + rows - 1) % rows * columns + x), build_rank_at(build, (y + 1) % rows * columns + x), false};
-	return finish(&grid, phases(&grid, PLAN_INPUT, row, column), plan);
-}
-
-/* Positions node_starts[k] .. node_starts[k + 1] - 1 are node k's. No nodes given: one for each rank. */
-static uint32_t first_of(const struct plan_shape *shape, uint32_t node)
-{
-	return shape->node_starts ? shape->node_starts[node] : node;
-}
-
-static enum st_status check_nodes(const struct plan_shape *shape, struct grid *grid)
-{
-	grid->rows = shape->node_starts ? shape->node_count : shape->size;
-	grid->columns = shape->size;
-	for (uint32_t k = 0; k < grid->rows; k++) {
-		uint32_t first = first_of(shape, k), end = first_of(shape, k + 1);
-		if (end <= first || end > shape->size || (!k && first))
-			return st_fail(ST_ERR_USAGE, "hierarchical plan: node %u has positions %u to %u of %u", k, first, end, shape->size);
-		if (end - first < grid->columns)
-			grid->columns = end - first;
-	}
-	if (!grid->rows || first_of(shape, grid->rows) != shape->size)
-		return st_fail(ST_ERR_USAGE, "hierarchical plan: %u nodes do not hold %u ranks", grid->rows, shape->size);
-	return ST_OK;
+	return build_grid("torus", shape, &grid, plan);
 }
 
 enum st_status plan_build_hierarchical(const struct plan_shape *shape, struct plan **plan)
 {
-	struct grid grid = {0};
-	if (shape->collective != PLAN_ALLREDUCE)
-		return refuse("hierarchical", shape->collective);
-	ST_TRY(check_nodes(shape, &grid));
-	ST_TRY(start(&grid, "hierarchical", shape));
-	struct build *build = &grid.build;
-	if (shape->size == 1) {
-		build_alone(build);
-		return build_finish(build, plan);
+	/* No nodes given: one for each rank. */
+	struct grid grid = {.columns = 1, .widest = 1, .rows = shape->size};
+	if (shape->node_starts) {
+		grid = (struct grid){.columns = shape->size, .rows = shape->node_count, .starts = shape->node_starts};
+		for (uint32_t k = 0; k < grid.rows; k++) {
+			uint32_t first = grid.starts[k], end = grid.starts[k + 1];
+			if (end <= first || end > shape->size || (!k && first))
+				return st_fail(ST_ERR_USAGE, "hierarchical plan: node %u has positions %u to %u of %u", k, first, end, shape->size);
+			if (end - first < grid.columns)
+				grid.columns = end - first;
+			if (end - first > grid.widest)
+				grid.widest = end - first;
+		}
+		if (!grid.rows || grid.starts[grid.rows] != shape->size)
+			return st_fail(ST_ERR_USAGE, "hierarchical plan: %u nodes do not hold %u ranks", grid.rows, shape->size);
 	}
-	const uint32_t columns = grid.columns, rows = grid.rows;
-	uint32_t low = 0, high = rows; /* the node is one of low .. high - 1 */
-	while (high - low > 1) {
-		uint32_t middle = low + (high - low) / 2;
-		*(first_of(shape, middle) <= build->position ? &low : &high) = middle;
-	}
-	const uint32_t first = first_of(shape, low), local = build->position - first, per_node = first_of(shape, low + 1) - first;
-	/* Divides the whole: what one fold sends at a time. */
-	const uint32_t group = grid.row_span;
-	if (local >= columns) {
-		struct fold fold = fold_with(build, build_rank_at(build, first + local % columns), group);
-		fold_give(build, &fold);
-		return build_finish(build, plan);
-	}
-	const uint32_t x = grid.x = local, y = grid.y = low;
-	const uint32_t first_channel = build->plan->channel_count;
-	enum plan_space own = PLAN_INPUT;
-	for (uint32_t giver = local + columns; giver < per_node; giver += columns) {
-		struct fold fold = fold_with(build, build_rank_at(build, first + giver), group);
-		fold_grant(build, &fold);
-	}
-	for (uint32_t giver = local + columns, i = 0; giver < per_node; giver += columns, i++) {
-		struct fold fold = {.in = (uint16_t)(first_channel + 2 * i), .group = group, .units = build->plan->blocks / group};
-		fold.lead = fold.units < shape->slots ? fold.units : shape->slots;
-		fold_take(build, &fold, own);
-		own = PLAN_OUTPUT;
-	}
-	const uint32_t left = (x + columns - 1) % columns, above = (y + rows - 1) % rows;
-	struct ring_ends row = {build_rank_at(build, first + left), build_rank_at(build, first + (x + 1) % columns), left + columns < per_node};
-	struct ring_ends column = {build_rank_at(build, first_of(shape, above) + x), build_rank_at(build, first_of(shape, (y + 1) % rows) + x),
-				   first_of(shape, above) + x + columns < first_of(shape, above + 1)};
-	bool fits = phases(&grid, own, row, column);
-	for (uint32_t giver = local + columns, i = 0; fits && giver < per_node; giver += columns, i++) {
-		struct fold fold = {.out = (uint16_t)(first_channel + 2 * i + 1), .group = group, .units = build->plan->blocks / group};
-		fold_return(build, &fold);
-	}
-	return finish(&grid, fits, plan);
+	return build_grid("hierarchical", shape, &grid, plan);
 }

@@ -43,7 +43,10 @@ static void say_operand(struct text *text, const struct plan_operand *operand)
 	if (operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED) {
 		say(text, "%s%u[", operand->space == PLAN_SCRATCH ? "slot" : "borrowed", operand->channel);
 		say_affine(text, &operand->slot);
-		say(text, "] for ");
+		if (operand->skip)
+			say(text, "] after %" PRIu32 " blocks for ", operand->skip);
+		else
+			say(text, "] for ");
 	} else if (operand->space == PLAN_WORK) {
 		say(text, "work[");
 		say_affine(text, &operand->slot);
@@ -119,13 +122,15 @@ size_t plan_print(const struct plan *plan, char *out, size_t bytes)
 			say_operand(&text, &plan->operands[step->destination]);
 		}
 		static const struct plan_affine always;
-		bool guarded = step->guard.base != always.base;
+		bool guarded = step->guard.base != always.base || step->every > 1;
 		for (int v = 0; v < PLAN_MAX_DEPTH; v++)
 			guarded |= step->guard.v[v] != 0;
 		if (guarded) {
 			say(&text, " if ");
 			say_affine(&text, &step->guard);
 			say(&text, " >= 0");
+			if (step->every > 1)
+				say(&text, ", every %" PRIu32, step->every);
 		}
 		say(&text, "\n");
 	}

@@ -74,10 +74,11 @@ struct actor {
 	struct cell *input, *output; /* (blocks * chunks); the same when in place */
 	struct cell *layers;  /* of the input, from the second on: (layers - 1, blocks * chunks) */
 	struct leaf_range roots[LEAVES_ROOTS_MOST];
-	struct cell *slots;   /* (channel_count * slots * slot_span) */
+	struct cell *slots;   /* (slot_first[channel_count]) */
 	struct cell *borrowed; /* likewise: what lends showed */
-	struct cell *work;    /* (work * slot_span) */
-	uint32_t slot_span;   /* the most blocks that one operand spans */
+	size_t *slot_first;   /* (channel_count + 1): where a channel's slots begin, those of one channel all as long as the longest operand */
+	struct cell *work;    /* (work * work_span) */
+	uint32_t work_span;   /* the most blocks that an operand in WORK spans */
 	uint32_t at;
 	unsigned repeat, depth;
 	uint64_t vars[PLAN_MAX_DEPTH];
@@ -207,7 +208,7 @@ static void fill(struct actor *actor)
 	const struct plan *plan = actor->plan;
 	size_t cells = plan->blocks * plan->chunks;
 	memset(actor->output, 0, cells * sizeof *actor->output);
-	memset(actor->work, 0, plan->work * (size_t)actor->slot_span * sizeof *actor->work);
+	memset(actor->work, 0, plan->work * (size_t)actor->work_span * sizeof *actor->work);
 	if (plan->leaves) {
 		fill_roots(actor);
 		return;
@@ -239,14 +240,20 @@ static enum st_status find_area(const struct actor *actor, const struct plan_ope
 	area->block = plan_operand_block(plan, operand, actor->vars);
 	area->chunk = plan_operand_chunk(plan, operand, actor->vars);
 	area->span = operand->span ? operand->span : 1;
+	if (area->block == plan->blocks) { /* a hole */
+		area->span = 0;
+		return ST_OK;
+	}
 	if (area->span > plan->blocks - area->block)
 		return refuse(actor, "block %" PRIu32 " and %" PRIu32 " more of %" PRIu32, area->block, area->span - 1, plan->blocks);
 	if (operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED) {
+		const size_t *first = &actor->slot_first[operand->channel], span = (first[1] - first[0]) / plan->slots;
 		uint64_t slot = plan_operand_slot(plan, operand, actor->vars);
+		if (operand->skip > area->block)
+			return refuse(actor, "block %" PRIu32 " is not the %" PRIu32 "th of a slot", area->block, operand->skip);
 		if (operand->space == PLAN_BORROWED)
 			slot = (actor->wires[operand->channel]->returned_before + slot) % plan->slots;
-		slot += operand->channel * (uint64_t)plan->slots;
-		area->cells = &(operand->space == PLAN_SCRATCH ? actor->slots : actor->borrowed)[slot * actor->slot_span];
+		area->cells = &(operand->space == PLAN_SCRATCH ? actor->slots : actor->borrowed)[first[0] + slot * span + operand->skip];
 		return ST_OK;
 	}
 	if (operand->space == PLAN_WORK) {
@@ -255,7 +262,7 @@ static enum st_status find_area(const struct actor *actor, const struct plan_ope
 			elements += area_elements(plan, area, i);
 		if (elements > plan->work_elements)
 			return refuse(actor, "%" PRIu64 " elements in a work slot of %" PRIu64, elements, plan->work_elements);
-		area->cells = &actor->work[plan_operand_slot(plan, operand, actor->vars) * (size_t)actor->slot_span];
+		area->cells = &actor->work[plan_operand_slot(plan, operand, actor->vars) * (size_t)actor->work_span];
 		return ST_OK;
 	}
 	if (only_own(plan, operand->space) && (area->block != plan->rank || area->span > 1))
@@ -436,11 +443,12 @@ static enum st_status lend(const struct proof *proof, struct actor *actor, const
 	if (receiver->plan->slots != plan->slots)
 		return refuse(actor, "channel %u: lends are counted by %" PRIu32 " slots here and by %" PRIu32 " at rank %" PRIu32, step->channel, plan->slots,
 			      receiver->plan->slots, receiver->plan->rank);
-	if (source.span > receiver->slot_span)
-		return refuse(actor, "channel %u: lends %" PRIu32 " blocks, rank %" PRIu32 " takes no more than %" PRIu32, step->channel, source.span,
-			      receiver->plan->rank, receiver->slot_span);
+	const size_t *first = &receiver->slot_first[wire->receiver_channel], span = (first[1] - first[0]) / plan->slots;
+	if (source.span > span)
+		return refuse(actor, "channel %u: lends %" PRIu32 " blocks, rank %" PRIu32 " takes no more than %zu", step->channel, source.span,
+			      receiver->plan->rank, span);
 	struct area shown = source;
-	shown.cells = &receiver->borrowed[(wire->receiver_channel * (size_t)plan->slots + wire->lent++ % plan->slots) * receiver->slot_span];
+	shown.cells = &receiver->borrowed[first[0] + wire->lent++ % plan->slots * span];
 	for (uint32_t i = 0; i < source.span; i++) {
 		shown.cells[i] = (struct cell){.value = proof->sums[i], .elements = area_elements(plan, &source, i)};
 		source.cells[i].puts += !step->copied;
@@ -471,8 +479,9 @@ static enum st_status give_back(const struct actor *actor, const struct plan_ste
 	struct wire *wire = actor->wires[step->channel];
 	if (wire->returned == wire->borrowed)
 		return refuse(actor, "channel %u: returns what it has not borrowed", step->channel);
-	struct cell *cells = &actor->borrowed[(step->channel * (size_t)plan->slots + wire->returned % plan->slots) * actor->slot_span];
-	for (uint32_t i = 0; i < actor->slot_span; i++) {
+	const size_t *first = &actor->slot_first[step->channel], span = (first[1] - first[0]) / plan->slots;
+	struct cell *cells = &actor->borrowed[first[0] + wire->returned % plan->slots * span];
+	for (size_t i = 0; i < span; i++) {
 		if (cells[i].flags & UNUSED)
 			return refuse(actor, "channel %u: a lend is returned before its value was used", step->channel);
 		cells[i].flags = 0;
@@ -560,13 +569,14 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 		wire->returned_before = wire->returned;
 		if (wire->granted != wire->waited)
 			return refuse(actor, "channel %" PRIu32 ": %" PRIu64 " grants were not waited for", i, wire->granted - wire->waited);
-		for (uint32_t s = 0; s < plan->slots * actor->slot_span; s++)
-			if (actor->slots[i * (size_t)plan->slots * actor->slot_span + s].flags & UNUSED)
-				return refuse(actor, "channel %" PRIu32 " slot %" PRIu32 ": what arrived was never used", i, s / actor->slot_span);
+		const size_t *first = &actor->slot_first[i], cells = first[1] - first[0];
+		for (size_t s = 0; s < cells; s++)
+			if (actor->slots[first[0] + s].flags & UNUSED)
+				return refuse(actor, "channel %" PRIu32 " slot %zu: what arrived was never used", i, s / (cells / plan->slots));
 	}
-	for (uint32_t s = 0; s < plan->work * actor->slot_span; s++)
+	for (uint32_t s = 0; s < plan->work * actor->work_span; s++)
 		if (actor->work[s].flags & UNUSED)
-			return refuse(actor, "work slot %" PRIu32 ": what was written was never used", s / actor->slot_span);
+			return refuse(actor, "work slot %" PRIu32 ": what was written was never used", s / actor->work_span);
 	for (uint32_t block = 0; block < plan->blocks; block++) {
 		if (plan->compact_output && block != plan->rank)
 			continue;
@@ -579,8 +589,8 @@ static enum st_status check_end(const struct proof *proof, const struct actor *a
 				break;
 			case PLAN_ALLREDUCE_ORDERED: expected = sum_of_leaves((struct leaf_range){0, plan->leaves}, block, chunk); break;
 			case PLAN_BROADCAST: expected = fingerprint(plan->root, block, chunk); break;
-			case PLAN_ALL_GATHER:
-			case PLAN_BARRIER: expected = fingerprint(block, block, chunk); break;
+			case PLAN_ALL_GATHER: expected = fingerprint(block, block, chunk); break;
+			case PLAN_BARRIER: expected = plan_reduces(plan) ? proof->complete[block * plan->chunks + chunk] : fingerprint(block, block, chunk); break;
 			}
 			const struct cell *cell = &actor->output[block * plan->chunks + chunk];
 			if (cell->flags & (GRANTED | PARTIAL) || !(cell->flags & DEFINED) || cell->value != expected)
@@ -628,7 +638,7 @@ static enum st_status advance(struct proof *proof, struct actor *actor, bool *pr
 				actor->vars[--actor->depth] = 0;
 				actor->at++;
 			}
-		} else if (plan_affine_value(&step->guard, actor->vars) < 0) {
+		} else if (!plan_step_runs(step, actor->vars)) {
 			actor->at++;
 		} else {
 			bool moved;
@@ -652,7 +662,8 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 			return st_fail(ST_ERR_INTERNAL, "plan refused: plan %" PRIu32 " of %" PRIu32 " is for rank %" PRIu32 " of %" PRIu32, r, proof->size,
 				       plan->rank, plan->size);
 		if (plan->collective != first->collective || plan->blocks != first->blocks || plan->elements != first->elements ||
-		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root || plan->wide != first->wide || plan->leaves != first->leaves || !plan->offsets != !first->offsets)
+		    plan->chunk_elements != first->chunk_elements || plan->chunks != first->chunks || plan->root != first->root ||
+		    plan->wide != first->wide || plan->leaves != first->leaves || !plan->offsets != !first->offsets)
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have plans of different shapes", r);
 		if (plan->offsets && memcmp(plan->offsets, first->offsets, (plan->blocks + (size_t)1) * sizeof *plan->offsets))
 			return st_fail(ST_ERR_INTERNAL, "plan refused: ranks 0 and %" PRIu32 " have blocks of different sizes", r);
@@ -668,6 +679,17 @@ static enum st_status check_together(struct proof *proof, const struct plan *con
 	return ST_OK;
 }
 
+/* How many blocks of a slot an operand needs: so far in slot_first[channel + 1]. */
+static void measure(struct actor *actor, const struct plan_operand *operand)
+{
+	const uint32_t blocks = (operand->span ? operand->span : 1) + operand->skip;
+	const bool of_channel = operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED;
+	if (of_channel && blocks > actor->slot_first[operand->channel + 1])
+		actor->slot_first[operand->channel + 1] = blocks;
+	else if (operand->space == PLAN_WORK && blocks > actor->work_span)
+		actor->work_span = blocks;
+}
+
 static enum st_status set_up(struct proof *proof, const struct plan *const *plans)
 {
 	size_t ends = 1;
@@ -680,7 +702,7 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 	proof->sums = calloc(plans[0]->blocks, sizeof *proof->sums);
 	if (!proof->table || !proof->actors || !proof->sums)
 		return no_memory();
-	if (plans[0]->collective == PLAN_ALLREDUCE || plans[0]->collective == PLAN_REDUCE_SCATTER) {
+	if (plan_reduces(plans[0]) && !plans[0]->leaves) {
 		proof->complete = calloc(plans[0]->blocks * plans[0]->chunks, sizeof *proof->complete);
 		if (!proof->complete)
 			return no_memory();
@@ -700,14 +722,18 @@ static enum st_status set_up(struct proof *proof, const struct plan *const *plan
 		if (plan->leaves)
 			leaves_roots(plan->leaves, leaves_of_rank(plan->leaves, plan->size, plan->rank), actor->roots);
 		actor->layers = calloc(plan_layers(plan) > 1 ? (plan_layers(plan) - 1) * cells : 1, sizeof *actor->layers);
-		actor->slot_span = 1;
+		actor->slot_first = calloc(plan->channel_count + (size_t)1, sizeof *actor->slot_first);
+		if (!actor->slot_first)
+			return no_memory();
+		actor->work_span = 1;
 		for (uint32_t i = 0; i < plan->operand_count; i++)
-			if (plan->operands[i].span > actor->slot_span)
-				actor->slot_span = plan->operands[i].span;
-		actor->slots = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->slots);
-		actor->borrowed = calloc(plan->channel_count * (size_t)plan->slots * actor->slot_span + 1, sizeof *actor->borrowed);
-		actor->work = calloc(plan->work * (size_t)actor->slot_span + 1, sizeof *actor->work);
-		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->borrowed || !actor->work || !actor->layers)
+			measure(actor, &plan->operands[i]);
+		for (uint32_t i = 0; i < plan->channel_count; i++)
+			actor->slot_first[i + 1] = actor->slot_first[i] + actor->slot_first[i + 1] * plan->slots;
+		actor->slots = calloc(actor->slot_first[plan->channel_count] + 1, sizeof *actor->slots);
+		actor->borrowed = calloc(actor->slot_first[plan->channel_count] + 1, sizeof *actor->borrowed);
+		actor->work = calloc(plan->work * (size_t)actor->work_span + 1, sizeof *actor->work);
+		if (!actor->wires || !actor->input || !actor->output || !actor->slots || !actor->borrowed || !actor->layers || !actor->work)
 			return no_memory();
 		fill(actor);
 		for (uint32_t i = 0; i < plan->channel_count; i++) {
@@ -795,6 +821,7 @@ enum st_status plan_verify(const struct plan *const *plans, uint32_t size, unsig
 			free(actor->input);
 		free(actor->output);
 		free(actor->slots);
+		free(actor->slot_first);
 		free(actor->borrowed);
 		free(actor->work);
 		free(actor->layers);

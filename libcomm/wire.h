@@ -1,5 +1,5 @@
 /*
- * What the control plane puts on the wire and into the bootstrap: version 3.
+ * What the control plane puts on the wire and into the bootstrap: version 4.
  *
  * Three kinds of bytes: the endpoint record that each rank gives to the bootstrap, the four messages of a handshake (see
  * auth.h), and frames on the connections of the tree.  All integers are little-endian; structures have no padding.  Bytes
@@ -18,7 +18,7 @@
 #include "common/status.h"
 
 #define WIRE_MAGIC 0x4e435453u /* "STCN" */
-#define WIRE_VERSION 3
+#define WIRE_VERSION 4
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the control plane's structures are little-endian: this machine needs conversions that nobody has written"
@@ -62,6 +62,7 @@ enum wire_purpose {
 	WIRE_PURPOSE_LOCAL,    /* "I reach you by Unix socket: we are on the same node"; closed at once */
 	WIRE_PURPOSE_REMOTE,   /* "I do not, though our nodes have one name"; closed at once */
 	WIRE_PURPOSE_PROBE,    /* "are you there?"; closed at once */
+	WIRE_PURPOSE_SHRINK,   /* survivors of a failed job meet; struct wire_shrink follow */
 	WIRE_PURPOSE_END
 };
 
@@ -99,6 +100,25 @@ struct wire_welcome { /* server -> client: the connection is accepted and now se
 _Static_assert(sizeof(struct wire_hello) == 64 && sizeof(struct wire_challenge) == 72 && sizeof(struct wire_proof) == 40 &&
 		       sizeof(struct wire_welcome) == 8,
 	       "handshake messages have no padding");
+
+/* ---- survivors meet ------------------------------------------------------------------------------------------------ */
+
+enum wire_shrink_kind {
+	WIRE_SHRINK_JOIN = 1, /* to the coordinator: a byte for each rank of the job, 1: it is proven dead */
+	WIRE_SHRINK_BEAT,     /* from it: it still waits for others; no payload */
+	WIRE_SHRINK_LEFT_OUT, /* from it, or who was asked: the others go on without you; text */
+	WIRE_SHRINK_MEMBERS,  /* from it: the members' ranks, 4 bytes each, ascending; the attempt's number is final */
+	WIRE_SHRINK_RECORD,   /* to it: struct wire_record for the new job */
+	WIRE_SHRINK_RECORDS,  /* from it: all members', in their order */
+	WIRE_SHRINK_END
+};
+struct wire_shrink {
+	uint32_t magic;
+	uint16_t version, kind;
+	uint32_t attempt;
+	uint32_t bytes; /* of payload that follow */
+};
+_Static_assert(sizeof(struct wire_shrink) == 16, "messages of survivors have no padding");
 
 /* ---- frames on the tree -------------------------------------------------------------------------------------------- */
 

@@ -48,8 +48,8 @@ void train_buckets_completed(void *context, size_t offset, size_t count);
 /* Starts what is left and waits for all. On success the gradients hold the sum over ranks. */
 enum st_status train_buckets_finish(struct train_buckets *buckets);
 
-/* Element of this rank's own gradients, as they were before the reduction (with leaves: of any sum of them), that was not finite; SIZE_MAX: all were. Valid once every
- * bucket has been started. */
+/* Element of this rank's own gradients, as they were before the reduction (with leaves: of any sum that it sent), that was not finite; SIZE_MAX: all
+ * were. Valid once every bucket has been started. */
 size_t train_buckets_not_finite(const struct train_buckets *buckets);
 
 /* Nanoseconds of this step spent in communication calls before the end of backward. */

@@ -84,6 +84,7 @@ struct train_launch {
 	char job[96];
 	uint32_t ranks;               /* world size */
 	uint64_t dropped;             /* as its writers counted */
+	uint32_t writers, ended;      /* files whose writers say when they end, and that say so: fewer were killed, or still run */
 	size_t records;               /* of it in the set */
 	struct train_hosts *hosts;    /* sorted by first */
 	size_t host_runs;

@@ -24,6 +24,7 @@
 struct launch_state {
 	uint32_t record_bytes;
 	size_t host_capacity;
+	size_t session_file, end_file; /* the last file (as set->files counts) with a session that is to end, and with its end; 0: none */
 };
 
 struct dropped_note {
@@ -196,6 +197,10 @@ static enum st_status read_session(struct reader *reader, struct file *file, con
 		return ST_OK;
 	}
 	struct train_launch *launch = &reader->set->launches[index];
+	if (session.flags & RECORDS_HAS_END && reader->states[index].session_file != reader->set->files) {
+		reader->states[index].session_file = reader->set->files;
+		launch->writers++;
+	}
 	for (uint32_t i = 0; i < session.host_runs; i++) {
 		struct train_hosts run;
 
@@ -329,6 +334,18 @@ static void find_magic(struct file *file)
 	file->at = file->bytes;
 }
 
+static void read_end(struct reader *reader, struct file *file, const struct records_block *block)
+{
+	uint32_t index;
+
+	if (!find_launch(reader, block->launch, &index) || reader->states[index].session_file != reader->set->files)
+		damaged(reader, file, "an end of a launch that did not begin in this file");
+	else if (reader->states[index].end_file != reader->set->files) {
+		reader->states[index].end_file = reader->set->files;
+		reader->set->launches[index].ended++;
+	}
+}
+
 static bool read_payload(struct reader *reader, struct file *file, const struct records_block *block, enum st_status *status)
 {
 	if (reader->payload_capacity < block->bytes) {
@@ -391,6 +408,8 @@ static bool read_block(struct reader *reader, struct file *file, enum st_status 
 		*status = read_steps(reader, file, &block);
 	} else if (block.kind == RECORDS_DROPPED) {
 		*status = read_dropped(reader, file, &block);
+	} else if (block.kind == RECORDS_END) {
+		read_end(reader, file, &block);
 	} else {
 		damaged(reader, file, "a block of unknown kind %u", block.kind);
 	}
@@ -703,6 +722,12 @@ enum st_status train_records_load(const char *directory, struct train_record_set
 	if (status == ST_OK) {
 		keep_last(set);
 		status = name_hosts(set);
+	}
+	for (size_t i = 0; status == ST_OK && i < set->launch_count; i++) {
+		const struct train_launch *launch = &set->launches[i];
+		if (launch->ended < launch->writers)
+			note(&reader, "launch %zu of %zu has no end in the files of %u of its %u nodes: killed there, or still running", i + 1, set->launch_count,
+			     launch->writers - launch->ended, launch->writers);
 	}
 	if (reader.unsaid_notes) {
 		unsigned more = reader.unsaid_notes;

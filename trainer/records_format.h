@@ -27,6 +27,7 @@ enum records_kind {
 	RECORDS_SESSION = 1, /* struct records_session, then its host runs: a writer starts on this file */
 	RECORDS_STEPS = 2,   /* struct train_record, as many as fit bytes */
 	RECORDS_DROPPED = 3, /* struct records_dropped, one for each rank whose count changed */
+	RECORDS_END = 4,     /* nothing: the writer was closed, so its process was not killed */
 };
 
 struct records_block {
@@ -38,12 +39,14 @@ struct records_block {
 	uint64_t check;  /* XXH3-64 of the payload, seeded with that of the 24 bytes above */
 };
 
+#define RECORDS_HAS_END 1u /* this writer ends its part of the file with RECORDS_END */
+
 struct records_session {
 	int64_t wall_ns;       /* CLOCK_REALTIME of rank 0 at the launch: orders launches */
 	uint32_t record_bytes; /* distance between records in RECORDS_STEPS, at least TRAIN_RECORD_BYTES */
 	uint32_t ranks;        /* world size */
 	uint32_t host_runs;    /* struct train_hosts that follow: in the file of rank 0's node all ranks, else this node's */
-	uint32_t reserved;
+	uint32_t flags;        /* RECORDS_HAS_END; older writers wrote 0 */
 	char job[96];          /* NUL-padded, as all strings */
 	char node[64];
 };

@@ -310,6 +310,7 @@ static void write_records(struct train_records *records)
 		sleep_until(records, records->socket_fd >= 0 && !full ? POLLIN : 0);
 	}
 	uint64_t left = waiting(records);
+	records_sink_end(records->sink);
 	drop(records, left + records_sink_discard(records->sink));
 	advance(records, left);
 }

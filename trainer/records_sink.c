@@ -96,6 +96,7 @@ static enum st_status make_session(struct records_sink *sink, const struct recor
 		.record_bytes = TRAIN_RECORD_BYTES,
 		.ranks = setup->size,
 		.host_runs = (uint32_t)runs,
+		.flags = RECORDS_HAS_END,
 	};
 	snprintf(session.job, sizeof session.job, "%s", setup->run);
 	snprintf(session.node, sizeof session.node, "%s", setup->hosts[setup->rank]);
@@ -322,6 +323,17 @@ bool records_sink_flush(struct records_sink *sink, int64_t now_ns)
 	sink->drops.bytes = sink->drops.written = 0;
 	sink->oldest_ns = 0;
 	return true;
+}
+
+void records_sink_end(struct records_sink *sink)
+{
+	struct records_block *block = (struct records_block *)sink->drops.data;
+	/* Without a session there is nothing to end, and in the middle of another block it would be lost. */
+	if (sink->fd < 0 || sink->session.written != sink->session.bytes || sink->steps.written || sink->drops.written)
+		return;
+	train_records_seal(block, RECORDS_END, sink->launch, 0);
+	sink->drops.bytes = sizeof *block;
+	write_buffer(sink, &sink->drops, st_now_ns());
 }
 
 int64_t records_sink_retry_ns(const struct records_sink *sink)

@@ -60,6 +60,8 @@ bool records_sink_due(const struct records_sink *sink, int64_t now_ns);
 bool records_sink_flush(struct records_sink *sink, int64_t now_ns);
 /* After a flush that failed: when the next one will try again. */
 int64_t records_sink_retry_ns(const struct records_sink *sink);
+/* Nothing more will come, if what came before could be written: says so in the file. */
+void records_sink_end(struct records_sink *sink);
 /* Gives up what was not written and says how many records that was. */
 size_t records_sink_discard(struct records_sink *sink);
 

@@ -6,7 +6,7 @@ import re
 import sys
 
 SOURCES = {
-    "libcomm/wire.h": ["wire_record", "wire_hello", "wire_challenge", "wire_proof", "wire_welcome", "wire_frame", "wire_goodbye", "wire_resend", "wire_abort",
+    "libcomm/wire.h": ["wire_record", "wire_hello", "wire_challenge", "wire_proof", "wire_welcome", "wire_shrink", "wire_frame", "wire_goodbye", "wire_resend", "wire_abort",
                        "wire_ask", "wire_answer", "wire_decision"],
     "libcomm/transport.h": ["transport_signature"],
     "libcomm/transport_tcp.c": ["header"],
@@ -14,7 +14,7 @@ SOURCES = {
     "libcomm/transport_shm.c": ["hello"],
 }
 TITLES = {"header": "tcp header", "hello": "shm hello"}
-ENUMS = {"libcomm/wire.h": ["wire_purpose", "wire_frame_type"], "libcomm/control.h": ["control_how"], "libcomm/transport_shm_internal.h": ["shm_kind"]}
+ENUMS = {"libcomm/wire.h": ["wire_purpose", "wire_shrink_kind", "wire_frame_type"], "libcomm/control.h": ["control_how"], "libcomm/transport_shm_internal.h": ["shm_kind"]}
 CONSTANTS = {"libcomm/wire.h": ["WIRE_VERSION", "WIRE_MAX_DECISION_BYTES", "WIRE_RECORD_HEAD_BYTES"],
              "libcomm/control_internal.h": ["CONTROL_TREE_ARITY", "CONTROL_MAX_OPENINGS", "CONTROL_OPENING_MS", "CONTROL_MAX_ACCEPTED", "CONTROL_SETTLE_MS"],
              "libcomm/transport_shm_internal.h": ["SHM_MESSAGE_BYTES"]}

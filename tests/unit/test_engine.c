@@ -218,7 +218,7 @@ static void shards_may_differ(struct rank *rank, struct engine *engine)
 				own[i] = (float)(i + offsets[me]);
 				all[i] = -1;
 			}
-			REQUIRE((way ? plan_build_bruck : plan_build_ring)(&shape, &plan) == ST_OK);
+			REQUIRE((way ? plan_build_pat : plan_build_ring)(&shape, &plan) == ST_OK);
 			run_plan(engine, plan, own, all);
 			for (uint64_t i = 0; i < elements; i++)
 				REQUIRE(all[i] == (float)i);

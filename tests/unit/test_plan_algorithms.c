@@ -21,9 +21,9 @@ static const struct algorithm {
 	{"ring", plan_build_ring, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, true}, /* the others: test_plan.c */
 	{"halving", plan_build_halving, 1, 1 << PLAN_ALLREDUCE, false},
 	{"doubling", plan_build_doubling, 1, 1 << PLAN_ALLREDUCE, true},
-	{"hierarchical", plan_build_hierarchical, 2, 1 << PLAN_ALLREDUCE, false},
-	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE, false},
-	{"bruck", plan_build_bruck, 2, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, false},
+	{"hierarchical", plan_build_hierarchical, 2, ~0u, true},
+	{"torus", plan_build_torus, 2, 1 << PLAN_ALLREDUCE | 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, true},
+	{"pat", plan_build_pat, 2, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, true},
 	{"tree", plan_build_tree, 1, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, true},
 };
 #define ALGORITHMS (sizeof algorithms / sizeof *algorithms)
@@ -158,12 +158,13 @@ static void every_size(const struct algorithm *algorithm, enum plan_collective c
 	uint64_t offsets[65];
 	const char *all = getenv("LONG");
 	const unsigned times = all && *all ? 20 : 1;
+	unsigned turn = 0;
 	for (uint32_t size = 1; size <= MOST_RANKS; size++)
 		for (uint32_t slots = algorithm->least_slots; slots <= 4; slots++)
 			for (unsigned kind = 0; kind < 4; kind++)
 				for (unsigned variant = 0; variant < 4 * times; variant++) {
-					/* Each of these for some size near by; all of them in the long form. */
-					if (size > 9 && times == 1 && (kind + variant + size + slots) % (size > 32 ? 8 : 4))
+					/* A few of these for each size, each of these for some size; all of them in the long form. */
+					if (size > 9 && times == 1 && turn++ % (size > 32 ? 47 : 17))
 						continue;
 					/* From nothing over less than one element per rank to several chunks per rank. */
 					const uint64_t counts[] = {0, 1, size / 2, 3 * size + 1, 40 * size + 7, 400 * size};
@@ -199,7 +200,10 @@ static void thousands_of_ranks(const struct algorithm *algorithm, enum plan_coll
 {
 	static const uint32_t sizes[] = {1000, 1024, 2999, 4096};
 	uint32_t order[4096], starts[4097];
+	const char *all = getenv("LONG");
 	for (size_t i = 0; i < LARGE_WORLDS; i++) {
+		if (i > 1 && !(all && *all))
+			break;
 		/* Proving an all-gather takes memory by the square of its size. */
 		if (i > 1 && collective != PLAN_ALLREDUCE && collective != PLAN_BROADCAST)
 			break;

@@ -87,7 +87,9 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 	uint32_t block = plan_operand_block(plan, operand, rank->vars);
 	uint64_t chunk = plan_operand_chunk(plan, operand, rank->vars), offset;
 	struct area area = {.span = operand->span ? operand->span : 1};
-	if (area.span > plan->blocks - block) {
+	if (block == plan->blocks)
+		area.span = 0; /* a hole */
+	else if (area.span > plan->blocks - block) {
 		trouble = true;
 		area.span = plan->blocks - block;
 	}
@@ -114,7 +116,7 @@ static struct area area(struct adversary_rank *rank, uint32_t operand_index)
 			area.values = lend->copied ? lend->data.values : lend->from.values;
 		}
 	} else if (operand->space == PLAN_SCRATCH)
-		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN];
+		area.values = &rank->slots[(operand->channel * plan->slots + plan_operand_slot(plan, operand, rank->vars)) * MAX_SPAN + operand->skip];
 	else if (operand->space == PLAN_WORK)
 		area.values = &rank->work[plan_operand_slot(plan, operand, rank->vars) * MAX_SPAN];
 	else
@@ -247,7 +249,7 @@ static void end_operation(struct adversary_rank *rank)
 				trouble = true;
 			for (uint32_t r = 0; r < plan->size && !plan->leaves; r++) {
 				bool wanted = plan->collective == PLAN_BROADCAST                                          ? r == plan->root
-					      : plan->collective == PLAN_ALL_GATHER || plan->collective == PLAN_BARRIER ? r == block
+					      : !plan_reduces(plan)                      ? r == block
 														 : true;
 				if (got->count[r] != wanted)
 					trouble = true;
@@ -325,7 +327,7 @@ static bool advance(struct adversary_rank *rank)
 		}
 		return true;
 	}
-	if (plan_affine_value(&step->guard, rank->vars) < 0) {
+	if (!plan_step_runs(step, rank->vars)) {
 		rank->at++;
 		return true;
 	}
@@ -359,7 +361,7 @@ static bool advance(struct adversary_rank *rank)
 			message->from = source;
 		}
 		same_size(&message->to, &source);
-		if (message->data.values[0].partial != message->granted_partial)
+		if (source.span && message->data.values[0].partial != message->granted_partial)
 			trouble = true;
 		break;
 	case PLAN_FLUSH:
@@ -712,7 +714,7 @@ static uint64_t behaviour(const struct plan *plan)
 	rank.plan = plan;
 	while (rank.at < plan->step_count) {
 		const struct plan_step *step = &plan->steps[rank.at];
-		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || plan_affine_value(&step->guard, rank.vars) < 0) {
+		if (step->kind == PLAN_LOOP || step->kind == PLAN_END || !plan_step_runs(step, rank.vars)) {
 			REQUIRE(advance(&rank));
 			continue;
 		}
@@ -768,9 +770,9 @@ static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2, true},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1, false},
 	{plan_build_doubling, 1 << PLAN_ALLREDUCE, 1, true},
-	{plan_build_hierarchical, 1 << PLAN_ALLREDUCE, 2, false},
-	{plan_build_torus, 1 << PLAN_ALLREDUCE, 2, false},
-	{plan_build_bruck, 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, false},
+	{plan_build_hierarchical, 0x1f, 2, true},
+	{plan_build_torus, 1 << PLAN_ALLREDUCE | 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER, 2, true},
+	{plan_build_pat, 1 << PLAN_REDUCE_SCATTER | 1 << PLAN_ALL_GATHER | 1 << PLAN_BARRIER, 2, true},
 	{plan_build_direct, 0x1f, 1, true},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
@@ -778,7 +780,7 @@ static const struct algorithm algorithms[] = {
 static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
 {
 	/* 2, 3, 2, ... ranks per node. */
-	uint32_t starts[MAX_RANKS + 1];
+	static uint32_t starts[MAX_RANKS + 1]; /* plans borrow it */
 	for (uint32_t at = 0; at < shape.size; at += 2 + (shape.node_count++ % 2))
 		starts[shape.node_count] = at;
 	starts[shape.node_count] = shape.size;
@@ -820,6 +822,8 @@ static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 	for (unsigned i = 0; i < runs; i++)
 		if (!survives(view, size)) {
 			fprintf(stderr, "a right plan fails with the adversary\n");
+			for (uint32_t r = 0; r < size; r++)
+				show(plans[r]);
 			exit(1);
 		}
 	for (int mutation = 0; mutation < MUTATIONS; mutation++)
@@ -890,7 +894,7 @@ static void every_mutant(const struct algorithm *algorithm)
 						if (collective == PLAN_BARRIER)
 							shape.elements = 0;
 						/* Blocks so short that several of them travel together. */
-						if ((collective == PLAN_ALLREDUCE || collective == PLAN_ALL_GATHER) && slots == 3 && chunks == 1)
+						if (collective <= PLAN_ALL_GATHER && slots == 3 && chunks == 1)
 							shape.elements = size;
 						build_with(algorithm, shape, variant / 2);
 						for (uint32_t victim = 0; victim < size; victim++)

@@ -391,7 +391,9 @@ static void test_hostile(void)
 			size_t bytes = sizeof good[f];
 			memcpy(bad, good[f], bytes);
 			for (uint64_t change = draw(&random, 12); change; change--) {
-				const size_t words = draw(&random, 3) ? sizeof(struct recorder_header) / 8 + draw(&random, 16 * RECORDER_ENTRIES)
+				/* Mostly in entries, often in the one that waits, else in what changes of the header, or in what does not. */
+				const size_t words = !draw(&random, 4) ? sizeof(struct recorder_header) / 8 + 16 * (300 % RECORDER_ENTRIES) + draw(&random, 16)
+						     : draw(&random, 3) ? sizeof(struct recorder_header) / 8 + draw(&random, 16 * RECORDER_ENTRIES)
 								      : draw(&random, 3) ? 128 + draw(&random, 10) : draw(&random, 128);
 				static const uint64_t values[] = {0, 1, 2, 3, 4, UINT64_MAX, INT64_MAX, (uint64_t)INT64_MIN, UINT32_MAX, 1ull << 63, 600, 601};
 				uint64_t word = draw(&random, 2) ? values[draw(&random, 12)] : mixed(draw(&random, 1 << 30));

@@ -157,6 +157,8 @@ static void test_every_record_of_every_rank_arrives(const char *const *hosts, si
 	ranks_write(hosts, 4, directory, steps);
 	CHECK_OK(train_records_load(directory, &set));
 	CHECK(set.count == 4 * steps, "%zu records", set.count);
+	CHECK(set.launch_count == 1 && set.launches[0].writers == files && set.launches[0].ended == files && !set.notes, "%u of %u writers ended: %s",
+	      set.launches[0].ended, set.launches[0].writers, set.notes);
 	CHECK(set.files == files && set.ranks == 4 && set.damaged == 0 && set.dropped == 0 && !set.notes, "%zu files, %s", set.files,
 	      set.notes ? set.notes : "");
 	CHECK(set.launch_count == 1 && set.launches[0].id == 77 && set.launches[0].ranks == 4 && !strcmp(set.job, "7.0.0"));
@@ -218,6 +220,7 @@ static void killed_rank_leaves_what_is_older_than_a_second(void)
 	sleep_ms(100);
 	CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
 	CHECK_OK(train_records_load(directory, &set));
+	CHECK(set.notes && strstr(set.notes, "launch 1 of 1 has no end in the files of 1 of its 1 nodes: killed there, or still running\n"), "%s", set.notes);
 	CHECK(set.count >= 100, "%zu records survive", set.count);
 	for (size_t i = 0; i < set.count; i++)
 		CHECK(set.records[i].step == i);
