@@ -50,10 +50,15 @@ for victim in "node3 5" "node1 0" "node2 2"; do
 		expect_match "rank $other names rank $rank on $node" "(^|"$'\n'")$other: [^"$'\n'"]*rank $rank on $node" "$log"
 	done
 	expect_match "exit code is not 0" 'srun ended with [1-9]' "$log"
+	flight=$STATE/flight-$job
+	mkdir "$flight"
 	for n in node1 node2 node3 node4; do
-		left=$(on_node_as_root "$n" bash -c 'pgrep -a synctrain; ls /dev/shm; ls -d /tmp/synctrain* 2>/dev/null; grep -a synctrain /proc/net/unix; ss -Htan | grep -v TIME-WAIT | grep -v ":$(ss -Htlnp | grep slurmd | grep -o "[0-9]* .*" | head -n1 | cut -d" " -f1) "' 2> /dev/null | grep -vE '^LISTEN.*slurm' | grep -iE 'synctrain|shm' )
-		expect "nothing left on $n" "" "$left"
+		left=$(on_node_as_root "$n" bash -c 'pgrep -a synctrain; ls /dev/shm; ls -d /tmp/synctrain* 2>/dev/null | grep -v /tmp/synctrain-recorder-; grep -a synctrain /proc/net/unix; ss -Htan | grep -v TIME-WAIT | grep -v ":$(ss -Htlnp | grep slurmd | grep -o "[0-9]* .*" | head -n1 | cut -d" " -f1) "' 2> /dev/null | grep -vE '^LISTEN.*slurm' | grep -iE 'synctrain|shm' )
+		expect "nothing left on $n but the flight recorder's files" "" "$left"
+		on_node_as_root "$n" bash -c 'cd /tmp/synctrain-recorder-* && tar -c *.flight' > "$STATE/flight.tar" 2> /dev/null &&
+			tar -x -C "$flight" -f "$STATE/flight.tar" || fail "no flight recorder's files on $n"
 	done
+	expect_match "the flight recorders of all nodes name rank $rank on $node" "rank $rank on $node" "$("$TREE/build/bin/synctrain" report --hang --job "$job.0.0" "$flight" 2>&1)"
 	job=$(submit)
 	expect "the resubmitted job completes" COMPLETED "$(wait_job "$job" 120)"
 	expect_match "it resumes" '[Rr]esum' "$(cat "$home/job-$job.log")"
