@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bootstrap.h"
+#include "common/clock.h"
 #include "comm_internal.h"
 #include "control_shrink.h"
 
@@ -64,10 +65,15 @@ static enum st_status attempt(struct comm *comm, struct control_shrink *shrink, 
 	int64_t left_ms = control_shrink_left_ms(shrink);
 	if (options.startup_timeout_ms > left_ms)
 		options.startup_timeout_ms = left_ms ? left_ms : 1;
+	int64_t began = st_now_ns();
 	enum st_status status = comm_create_over(bootstrap, &options, made);
+	control_shrink_charge(shrink, began, options.startup_timeout_ms);
 	if (status == ST_OK) {
 		(*made)->options.startup_timeout_ms = comm->options.startup_timeout_ms;
-		status = commit(*made, past, options.startup_timeout_ms);
+		left_ms = control_shrink_left_ms(shrink);
+		began = st_now_ns();
+		status = commit(*made, past, left_ms < options.startup_timeout_ms ? left_ms : options.startup_timeout_ms);
+		control_shrink_charge(shrink, began, options.startup_timeout_ms);
 	}
 	if (status == ST_OK) {
 		(*made)->parent_ranks = parents;

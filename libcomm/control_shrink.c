@@ -625,6 +625,16 @@ int64_t control_shrink_left_ms(struct control_shrink *shrink)
 	return st_deadline_expired(&shrink->deadline) ? 0 : shrink->deadline.left_ns / ST_NS_PER_MS;
 }
 
+void control_shrink_charge(struct control_shrink *shrink, int64_t began_ns, int64_t most_ms)
+{
+	int64_t now = st_now_ns(), spent = now - began_ns;
+
+	if (spent > most_ms * ST_NS_PER_MS)
+		spent = most_ms * ST_NS_PER_MS;
+	shrink->deadline.left_ns -= spent;
+	shrink->deadline.last_ns = now;
+}
+
 void control_shrink_end(struct control_shrink *shrink)
 {
 	if (!shrink)

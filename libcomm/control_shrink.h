@@ -37,6 +37,10 @@ enum st_status control_shrink_attempt(struct control_shrink *shrink, struct boot
 /* How long there is, in ms. */
 int64_t control_shrink_left_ms(struct control_shrink *shrink);
 
+/* Charges what the caller did with the bootstrap since `began_ns` (st_now_ns), which was bounded by most_ms of running time: a deadline charges a single
+ * look for 2 s only. */
+void control_shrink_charge(struct control_shrink *shrink, int64_t began_ns, int64_t most_ms);
+
 /* NULL is fine. */
 void control_shrink_end(struct control_shrink *shrink);
 
