@@ -556,6 +556,8 @@ enum st_status comm_progress(struct comm *comm)
 
 enum st_status comm_test(struct comm *comm, struct comm_request **request)
 {
+	if (!*request)
+		return ST_OK;
 	engine_lock(comm->engine);
 	enum st_status status = comm_group_check(comm, *request, "comm_test");
 	if (status == ST_OK)
@@ -567,6 +569,8 @@ enum st_status comm_test(struct comm *comm, struct comm_request **request)
 
 enum st_status comm_wait(struct comm *comm, struct comm_request **request)
 {
+	if (!*request)
+		return ST_OK;
 	engine_lock(comm->engine);
 	enum st_status status = comm_group_check(comm, *request, "comm_wait");
 	recorder_enter(comm->recorder);

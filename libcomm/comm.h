@@ -222,7 +222,7 @@ enum st_status comm_allreduce_ordered(struct comm *comm, const struct comm_leave
 /* Moves every pending operation on as far as it goes without blocking. ST_OK, or the communicator's failure. */
 enum st_status comm_progress(struct comm *comm);
 
-/* ST_OK: done, *request freed and set to NULL.  ST_PENDING: not yet.  ST_ERR_USAGE: see groups.  Else: failed, freed and NULL too. */
+/* ST_OK: done, *request freed and set to NULL; so is a NULL request, which may be tested and waited for again.  ST_PENDING: not yet.  ST_ERR_USAGE: see groups.  Else: failed, freed and NULL too. */
 enum st_status comm_test(struct comm *comm, struct comm_request **request);
 
 /* Blocks until done or failed (spin, yield, then sleep). The request is freed and set to NULL in both cases. ST_ERR_USAGE: see groups. */

@@ -249,17 +249,23 @@ static bool agree(struct control_group *group, const struct control_decision *de
 	return true;
 }
 
-/* Waits for news, and lets the communicator's operations go on: others may wait for them before they come here. Lock held. */
-static bool wait_for_news(struct control_group *group, struct st_deadline *deadline)
+/* Lets the communicator's operations go on: others may wait for them before they come here. Lock held, but not meanwhile: what came is to be looked
+ * at before sleeping, or its wake-up is lost. True: there are more of them. */
+static bool go_on(struct control_group *group)
 {
-	struct control *control = group->control;
-	bool busy = false;
+	bool busy;
 
-	if (group->meanwhile) {
-		pthread_mutex_unlock(&control->lock);
-		busy = group->meanwhile(group->meanwhile_context);
-		pthread_mutex_lock(&control->lock);
-	}
+	if (!group->meanwhile)
+		return false;
+	pthread_mutex_unlock(&group->control->lock);
+	busy = group->meanwhile(group->meanwhile_context);
+	pthread_mutex_lock(&group->control->lock);
+	return busy;
+}
+
+/* False: the deadline has passed. busy: operations are to go on soon. */
+static bool wait_for_news(struct control *control, bool busy, struct st_deadline *deadline)
+{
 	if (!busy)
 		return control_wait(control, deadline);
 	struct st_deadline soon = st_deadline_in_ms(MEANWHILE_MS);
@@ -299,6 +305,7 @@ static enum st_status await(struct control_group *group, const struct control_de
 	bool lost_already = false;
 
 	for (;;) {
+		const bool busy = decision->present < group->size && go_on(group);
 		/* A complete decision counts even when the job was aborted since: the others may have it too. */
 		if (decision->present == group->size)
 			return agree(group, decision, operation) ? ST_OK : control_verdict_await(control);
@@ -315,13 +322,12 @@ static enum st_status await(struct control_group *group, const struct control_de
 			control_abort_locked(control, leaver, CONTROL_HOW_LEFT, operation, control_group_left_how(group, leaver));
 			return control_verdict_await(control);
 		}
-		/* With what came during `meanwhile` at hand, look before sleeping. */
 		uint32_t present = decision->present;
 		if (lost_already) {
-			wait_for_news(group, &lost);
+			wait_for_news(control, busy, &lost);
 			continue;
 		}
-		if (wait_for_news(group, &deadline) || decision->present != present)
+		if (wait_for_news(control, busy, &deadline) || decision->present != present)
 			continue;
 		for (uint32_t m = 0; m < group->size; m++)
 			if (!decision->ranks[m].present) {

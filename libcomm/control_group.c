@@ -9,8 +9,8 @@
  *   - should that be too few, the rank that found the new neighbour floods RESEND, and members flood again what they contributed to
  *     decisions that may still be in use
  *
- * Every flood has a number of its own (wire.h), so that connections which form a circle for a while don't pass it round for ever: along each way
- * the numbers of an origin come in order, so one number for each origin is all that needs to be remembered.
+ * Every flood has a number of its own (wire.h), so that connections which form a circle for a while don't pass it round for ever.  Along each way
+ * the numbers of an origin come in order, but where the tree has just changed a later one can overtake by another way: the last 65 are remembered.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -241,14 +241,28 @@ void control_group_leave(struct control_group *group)
 void control_group_number(struct control *control, uint32_t *origin, uint64_t *number)
 {
 	*origin = control->rank;
-	*number = ++control->heard[control->rank];
+	*number = ++control->heard[control->rank].last;
 }
 
 bool control_group_news(struct control *control, uint32_t origin, uint64_t number)
 {
-	if (origin == control->rank || number <= control->heard[origin])
+	struct control_heard *heard = &control->heard[origin];
+
+	if (origin == control->rank)
 		return false;
-	control->heard[origin] = number;
+	if (number > heard->last) {
+		uint64_t ahead = number - heard->last;
+		/* The highest so far becomes one of those before; number 0 was none. */
+		heard->before = ahead < 64 ? heard->before << ahead : 0;
+		if (heard->last && ahead <= 64)
+			heard->before |= UINT64_C(1) << (ahead - 1);
+		heard->last = number;
+		return true;
+	}
+	uint64_t behind = heard->last - number;
+	if (!number || !behind || behind > 64 || heard->before >> (behind - 1) & 1)
+		return false;
+	heard->before |= UINT64_C(1) << (behind - 1);
 	return true;
 }
 

@@ -170,6 +170,12 @@ struct control_addresses {
 	uint8_t ipv4[4], ipv6[16];
 };
 
+/* Which numbered frames of an origin have come. */
+struct control_heard {
+	uint64_t last;   /* the highest number */
+	uint64_t before; /* bit k: number last - 1 - k as well */
+};
+
 struct control {
 	/* Constant. */
 	uint32_t rank, size;
@@ -211,7 +217,7 @@ struct control {
 	struct control_group root, *groups; /* groups: all, the root's last */
 	struct control_recent *oldest_recent, *newest_recent;
 	size_t recent_bytes;
-	uint64_t *heard; /* (size) number of the last numbered frame from each origin; this rank's own: that it sent last */
+	struct control_heard *heard; /* (size) numbered frames of each origin; this rank's own: what it sent */
 	unsigned references;
 	bool judged; /* there is a verdict, which may still change until `aborted` */
 	struct st_deadline settle, settle_most;

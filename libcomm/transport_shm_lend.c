@@ -242,7 +242,8 @@ static bool pass(struct shm_link *me, uint64_t id, size_t bytes, int fd)
 			return true;
 	send_freed(me);
 	const size_t known = me->passed_count + me->freed_count;
-	if (known >= MOST_REGIONS)
+	/* One place is kept for the copies, without which the rest could not be lent at all. */
+	if (known + (id != COPIES_ID && !me->copies) >= MOST_REGIONS)
 		return false;
 	if (known == me->passed_room) {
 		size_t room = 2 * me->passed_room + 8;

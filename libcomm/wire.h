@@ -143,8 +143,8 @@ struct wire_frame {
 /*
  * Ranks in frames are the job's; contexts name communicators (see control.h): a rank that has no part in one passes its frames on.  As it remembers
  * nothing of what they say, and connections may form circles for a while, frames about communicators other than the root's are numbered by
- * the rank that floods them: `number` is 1, 2, ... for each origin, and who has heard a number of an origin drops it and those below.  Elsewhere
- * origin and number are 0.
+ * the rank that floods them: `number` is 1, 2, ... for each origin, and who has heard a number of an origin drops it, and those more than 64
+ * below the highest.  Elsewhere origin and number are 0.
  */
 struct wire_goodbye {
 	uint32_t rank;

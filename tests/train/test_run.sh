@@ -77,7 +77,7 @@ printf 'echo script $1\n' >"$tmp/script"
 chmod +x "$tmp/script"
 run -n 1 "$tmp/script" arg
 check "a script without #! runs" "[0] script arg" "$(cat "$tmp/out")"
-for bad in "" "-n" "-n 0 true" "-n x true" "-n 2.5 true" "-n 1e1 true" "-n 0x2 true" "-n +2 true" "-n 2. true" "-n 5000 true" "-n 2" "--bogus -n 2 true" "-n 2 --nodes 3 true" "-n 1 --timeout x true" "-n 1 --timeout 1e2 true" "-n 1 --timeout inf true" "-n 1 --grace 0x1 true" "-n 2 --nodes 1e0 true" "-n 1 --grace -1 true"; do
+for bad in "" "-n" "-n 0 true" "-n x true" "-n 2.5 true" "-n 1e1 true" "-n 0x2 true" "-n +2 true" "-n 2. true" "-n 5000 true" "-n 2" "--bogus -n 2 true" "-n 2 --nodes 3 true" "-n 1 --timeout x true" "-n 1 --timeout 1e2 true" "-n 1 --timeout inf true" "-n 1 --grace 0x1 true" "-n 2 --nodes 1e0 true" "-n 1 --grace -1 true" "-n 1 --on-death=maybe true"; do
 	# shellcheck disable=SC2086
 	run $bad
 	check "usage: '$bad'" "64 1" "$code $(wc -l <"$tmp/err")"
@@ -118,6 +118,13 @@ run -n 3 --grace 1 sh -c '[ $RANK = 1 ] && exit 5; exec sleep 50'
 check "others are ended after the grace time" 5 $code
 run -n 3 --grace 30 sh -c '[ $RANK = 1 ] && exit 5; sleep 1; echo "rank $RANK saw it"; exit 1'
 check "and may speak within it" "5 [0] rank 0 saw it [2] rank 2 saw it" "$code $(sort "$tmp/out" | xargs)"
+run -n 3 --grace 0 --on-death=continue sh -c '[ $RANK = 1 ] && kill -9 $$; sleep 1; echo "rank $RANK goes on"'
+check "who may go on when a rank dies does" "0 [0] rank 0 goes on [2] rank 2 goes on" "$code $(sort "$tmp/out" | xargs)"
+check "and the death is told" "synctrain run: rank 1 was killed by signal 9 (Killed); the others go on" "$(cat "$tmp/err")"
+run -n 3 --on-death=continue sh -c '[ $RANK = 1 ] && kill -9 $$; [ $RANK = 2 ] && exit 7; exit 0'
+check "a failure of a survivor counts" 7 $code
+run -n 2 --on-death=continue sh -c 'kill -9 $$'
+check "and so does it when nobody survives" 137 $code
 run -n 2 --grace 0.1 sh -c '[ $RANK = 1 ] && exit 5; trap "" TERM; echo $$ >'"$tmp/stubborn"'; while :; do sleep 1; done'
 check "who ignores SIGTERM is killed" 5 $code
 gone "$(cat "$tmp/stubborn")" || check "the stubborn rank is gone" gone alive

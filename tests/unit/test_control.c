@@ -5,10 +5,12 @@
 #include "check.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -168,6 +170,75 @@ static void test_decisions(void)
 				      r, world->ranks[r].open_message, world->ranks[r].message);
 			end(world);
 		}
+}
+
+/* Who waits for decisions lets operations go on without the lock. What comes then must be seen before it sleeps: nobody will wake it for that again. */
+static _Thread_local struct control *watched;
+static atomic_uint sleeps_on_news;
+
+static bool has_all(const struct control *control)
+{
+	const struct control_group *root = &control->root;
+
+	return root->decisions[root->decision % CONTROL_DECISION_SLOTS].present == control->size;
+}
+
+/* In the place of libc's: the lock is held. */
+int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until)
+{
+	int (*wait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+	void *found = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+
+	memcpy(&wait, &found, sizeof wait);
+	if (watched && cond == &watched->changed && has_all(watched))
+		atomic_fetch_add_explicit(&sleeps_on_news, 1, memory_order_relaxed); /* read after the threads are joined */
+	return wait(cond, lock, until);
+}
+
+static bool until_all_came(void *context)
+{
+	struct control *control = context;
+	struct st_deadline deadline = st_deadline_in_ms(60000);
+	bool all = false;
+
+	while (!all && !st_deadline_expired(&deadline)) {
+		usleep(200);
+		pthread_mutex_lock(&control->lock);
+		all = has_all(control);
+		pthread_mutex_unlock(&control->lock);
+	}
+	CHECK(all, "rank %u: not all came", control->rank);
+	return false;
+}
+
+static void decide_meanwhile(struct rank *rank)
+{
+	uint8_t mine = (uint8_t)rank->rank, all[3];
+
+	watched = rank->control;
+	if (rank->rank == 1)
+		control_group_meanwhile(control_root(rank->control), until_all_came, rank->control);
+	for (int round = 0; round < 5; round++) {
+		CHECK_OK(control_all_gather(rank->control, &mine, 1, all, 60000));
+		CHECK(all[0] == 0 && all[1] == 1 && all[2] == 2);
+	}
+	control_group_meanwhile(control_root(rank->control), NULL, NULL);
+	watched = NULL;
+	note(rank, control_check(rank->control));
+	control_close(rank->control);
+}
+
+static void test_news_meanwhile(void)
+{
+	struct world *world = launch(3, 2, false, &quick, 0, decide_meanwhile);
+
+	run(world);
+	for (uint32_t r = 0; r < 3; r++)
+		CHECK(world->ranks[r].opened == ST_OK && world->ranks[r].ended == ST_OK, "rank %u: %s%s", r, world->ranks[r].open_message,
+		      world->ranks[r].message);
+	end(world);
+	unsigned slept = atomic_load_explicit(&sleeps_on_news, memory_order_relaxed);
+	CHECK(!slept, "slept %u times on a decision that was complete", slept);
 }
 
 /* More leaders than one level of the tree holds. */
@@ -990,6 +1061,7 @@ int main(int argc, char **argv)
 	} tests[] = {{"interface", test_interface},
 		     {"secret", test_secret},
 		     {"decisions", test_decisions},
+		     {"news_meanwhile", test_news_meanwhile},
 		     {"deep_tree", test_deep_tree},
 		     {"disagreement", test_disagreement},
 		     {"late", test_late},

@@ -229,6 +229,9 @@ static void open_groups(struct ranks *ranks, uint32_t rank, struct comm *comm)
 	CHECK_FAILS(comm_test(comm, &held), ST_ERR_USAGE, "comm_test: the request belongs to a group that is still open");
 	CHECK_FAILS(comm_wait(comm, &issued), ST_ERR_USAGE, "still open");
 	CHECK(held == same && issued);
+	/* No request is one that is done, inside a group and out of it. */
+	struct comm_request *none = NULL;
+	CHECK(comm_wait(comm, &none) == ST_OK && comm_test(comm, &none) == ST_OK && !none);
 	/* What a group refuses is no part of it. */
 	struct comm_request *bad = NULL;
 	CHECK_FAILS(comm_allreduce(comm, x, x + 1, 2, COMM_F32, COMM_SUM, &bad), ST_ERR_USAGE, "overlap");
@@ -239,6 +242,7 @@ static void open_groups(struct ranks *ranks, uint32_t rank, struct comm *comm)
 	REQUIRE(comm_group_end(comm) == ST_OK);
 	ranks_wait(comm, &held);
 	ranks_wait(comm, &issued);
+	CHECK(comm_test(comm, &issued) == ST_OK && comm_wait(comm, &issued) == ST_OK);
 	CHECK(x[1] == (float)comm_size(comm));
 	CHECK_FAILS(comm_group_end(comm), ST_ERR_USAGE, "no group is open");
 }

@@ -496,9 +496,9 @@ static void strange_contexts(struct job *job, uint32_t rank, struct comm *world)
 		for (uint64_t context = 1000; context < 3000; context++)
 			control_flood(control, NULL, WIRE_DECISION,
 				      &(struct wire_decision){.context = context, .sequence = context * 77, .kind = WIRE_DECISION_GATHER, .rank = 1, .bytes = 8,
-							.origin = 1, .number = ++control->heard[1]},
+							.origin = 1, .number = ++control->heard[1].last},
 				      sizeof(struct wire_decision), &nothing, 8);
-		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = 1, .context = 4444, .origin = 1, .number = ++control->heard[1]}, sizeof(struct wire_goodbye), NULL, 0);
+		control_flood(control, NULL, WIRE_GOODBYE, &(struct wire_goodbye){.rank = 1, .context = 4444, .origin = 1, .number = ++control->heard[1].last}, sizeof(struct wire_goodbye), NULL, 0);
 		pthread_mutex_unlock(&control->lock);
 	}
 	/* All is well so far. */
@@ -512,7 +512,7 @@ static void strange_contexts(struct job *job, uint32_t rank, struct comm *world)
 	if (rank == 1)
 		control_flood(control, NULL, WIRE_DECISION,
 			      &(struct wire_decision){.context = 99, .sequence = 1, .kind = WIRE_DECISION_GATHER, .rank = 1, .origin = 1,
-							.number = ++control->heard[1]},
+							.number = ++control->heard[1].last},
 			      sizeof(struct wire_decision), NULL, 0);
 	pthread_mutex_unlock(&control->lock);
 	note(job, rank, rank ? ST_OK : comm_decide(world, &zero, sizeof zero));

@@ -213,6 +213,10 @@ static void freed_memory_is_unmapped(void)
 		shm->give_back(to);
 	}
 	REQUIRE(shm_of(to)->region_count <= 256 && shm_of(to)->region_count > 200);
+	/* And copies, of which this link has had none before if its peer reads for itself. */
+	REQUIRE(shm->lend(from, many[0], 1000, true) == ST_OK);
+	take(to, &waited, 300 + MANY, many[0], 1000);
+	shm->give_back(to);
 	for (unsigned i = 0; i < MANY; i++)
 		shm->forget(from, forget(many[i], 8192));
 	close_pair(links);
