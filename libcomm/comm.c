@@ -222,10 +222,10 @@ static enum st_status create(struct bootstrap *bootstrap, bool finish, const str
 		comm->chunk_bytes = chunk_bytes;
 		comm->slots = slots;
 		comm->options.accumulate = (enum comm_accumulate)accumulate;
-		options.chunk_bytes = chunk_bytes;
-		options.slots = slots;
-		options.accumulate = (enum comm_accumulate)accumulate;
-		status = comm_options_check(&options);
+		/* Also for those that are split off from this one, or shrunk to. */
+		comm->options.chunk_bytes = chunk_bytes;
+		comm->options.slots = slots;
+		status = comm_options_check(&comm->options);
 	}
 	if (status == ST_OK)
 		status = agree(comm);

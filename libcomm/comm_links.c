@@ -129,7 +129,11 @@ static enum st_status open_link(const struct comm_links_options *options, const 
 		return control_group_suspect(options->group, peer, "start-up", why);
 	}
 	ST_TRY(status);
-	return engine_add_link(options->engine, link, edge->index, edge->lane);
+	/* Operations over other links may be in flight. */
+	engine_lock(options->engine);
+	status = engine_add_link(options->engine, link, edge->index, edge->lane);
+	engine_unlock(options->engine);
+	return status;
 }
 
 /* What a rank tells the others of its memory. */

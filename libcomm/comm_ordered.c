@@ -17,10 +17,12 @@ static struct comm_leaves share_of(const struct comm *comm, uint32_t total)
 
 static bool is_open(const struct comm *comm, uint32_t total)
 {
+	bool found = false;
+	engine_lock(comm->engine);
 	for (size_t i = 0; i < comm->leaves_count; i++)
-		if (comm->leaves[i] == total)
-			return true;
-	return false;
+		found |= comm->leaves[i] == total;
+	engine_unlock(comm->engine);
+	return found;
 }
 
 /* Whether all ranks want the same: all find the same answer. */
@@ -39,22 +41,25 @@ static enum st_status compare(struct comm *comm, uint32_t total)
 	return status;
 }
 
-/* The helper thread polls the links there are, so it rests meanwhile. */
-static enum st_status open_links(struct comm *comm, uint32_t total)
+static enum st_status remember(struct comm *comm, uint32_t total)
 {
+	engine_lock(comm->engine);
 	uint32_t *grown = realloc(comm->leaves, (comm->leaves_count + 1) * sizeof *grown);
-	enum st_status status = grown ? ST_OK : st_fail(ST_ERR_NOMEM, "communicator: out of memory");
-	engine_stop_thread(comm->engine);
 	if (grown) {
 		comm->leaves = grown;
-		status = comm_open_links(comm, total);
-	}
-	if (comm->options.progress_thread && status == ST_OK)
-		status = engine_start_thread(comm->engine);
-	if (status == ST_OK) {
 		comm->leaves[comm->leaves_count++] = total;
-		return ST_OK;
 	}
+	engine_unlock(comm->engine);
+	return grown ? ST_OK : st_fail(ST_ERR_NOMEM, "communicator: out of memory");
+}
+
+static enum st_status open_links(struct comm *comm, uint32_t total)
+{
+	enum st_status status = comm_open_links(comm, total);
+	if (status == ST_OK)
+		status = remember(comm, total);
+	if (status == ST_OK)
+		return ST_OK;
 	/* The others wait for this rank: tell them why it does not come. */
 	char why[512];
 	snprintf(why, sizeof why, "%s", st_message());

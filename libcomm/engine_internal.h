@@ -87,7 +87,7 @@ struct engine {
 	uint64_t starts, ends;             /* operations begun; requests done */
 	int64_t spin_ns;
 	uint64_t waits;
-	struct pollfd *fds; /* (link_count + 2) */
+	struct pollfd *fds; /* (link_count + 2); the helper takes it along while it polls */
 	struct engine_thread *thread; /* NULL: whoever calls drives the engine */
 
 	enum st_status failed;

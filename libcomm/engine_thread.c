@@ -110,13 +110,19 @@ static void sleep_unlocked(struct engine *engine)
 	nfds_t count;
 	int timeout_ms;
 	if (engine_sleep_begin(engine, thread->wake_fd, &count, &timeout_ms) == ST_PENDING) {
+		struct pollfd *fds = engine->fds;
+		engine->fds = NULL; /* a link that is added meanwhile makes a new one */
 		thread->polling = true;
 		thread->armed_at = how_far(engine);
 		pthread_mutex_unlock(&thread->lock);
-		int ready = poll(engine->fds, count, timeout_ms);
+		int ready = poll(fds, count, timeout_ms);
 		int error = errno;
 		pthread_mutex_lock(&thread->lock);
 		thread->polling = false;
+		if (engine->fds)
+			free(fds);
+		else
+			engine->fds = fds;
 		uint64_t wakes;
 		while (read(thread->wake_fd, &wakes, sizeof wakes) < 0 && errno == EINTR)
 			;

@@ -233,8 +233,8 @@ bool plan_reduces(const struct plan *plan)
 
 const char *plan_collective_name(enum plan_collective collective)
 {
-	static const char *const names[] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "allreduce_ordered"};
-	return (size_t)collective < sizeof names / sizeof *names ? names[collective] : "unknown collective";
+	static const char *const names[PLAN_COLLECTIVES] = {"allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "allreduce_ordered"};
+	return (unsigned)collective < PLAN_COLLECTIVES ? names[collective] : "unknown collective";
 }
 
 static enum st_status bad(const struct plan *plan, uint32_t step, const char *what)

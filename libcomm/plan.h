@@ -68,6 +68,7 @@
 #include "common/status.h"
 
 enum plan_collective { PLAN_ALLREDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_BROADCAST, PLAN_BARRIER, PLAN_ALLREDUCE_ORDERED };
+#define PLAN_COLLECTIVES (PLAN_ALLREDUCE_ORDERED + 1)
 
 enum plan_step_kind {
 	PLAN_READY,  /* receiver: grant `destination` (SCRATCH or OUTPUT) to the sender of channel */

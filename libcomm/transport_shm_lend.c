@@ -166,7 +166,9 @@ enum st_status shm_read_socket(struct shm_link *me)
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int))];
 	} control;
-	struct iovec part = {bytes, sizeof bytes};
+	/* A descriptor comes with the first byte of its message that is read, and ends the read.  So where a message was cut off no more than its rest is
+	 * read: the next one's descriptor would come beside its own. */
+	struct iovec part = {bytes, me->message_bytes ? SHM_MESSAGE_BYTES - me->message_bytes : sizeof bytes};
 	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
 	ssize_t n = recvmsg(me->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))

@@ -117,7 +117,7 @@ static bool usable(struct hang_file *file, struct recorder_entry *entry)
 	const unsigned state = (unsigned)(entry->plan & 0xff);
 	if (!entry->tag || entry->tag & 1 || entry->tag != entry->tag_again)
 		return false;
-	if (state > RECORDER_BROKEN || (entry->shape >> 16 & 0xff) > PLAN_BARRIER || (entry->shape >> 8 & 0xff) >= COMM_TYPES ||
+	if (state > RECORDER_BROKEN || (entry->shape >> 16 & 0xff) >= PLAN_COLLECTIVES || (entry->shape >> 8 & 0xff) >= COMM_TYPES ||
 	    (entry->shape & 0xff) >= COMM_OPS)
 		return false;
 	/* A copy from the back may have the state and not yet its time. */

@@ -34,8 +34,19 @@ static enum st_status allreduce(struct comm *comm)
 	return comm_wait(comm, &request);
 }
 
+/* Of as many leaves as ranks, as a job in reproducible mode has them. */
+static enum st_status allreduce_ordered(struct comm *comm, const struct comm_leaves *leaves)
+{
+	float value = 1;
+	struct comm_request *request;
+	ST_TRY(comm_allreduce_ordered(comm, leaves, &value, 1, &value, 1, COMM_F32, COMM_SUM, &request));
+	return comm_wait(comm, &request);
+}
+
 static int rank_main(const char *what)
 {
+	const bool ordered = !strcmp(what, "ordered");
+	struct comm_leaves leaves;
 	struct comm_options options;
 	struct comm *comm;
 	enum st_status status = comm_options_init(&options);
@@ -43,12 +54,14 @@ static int rank_main(const char *what)
 		options.progress_thread = true;
 	if (status == ST_OK)
 		status = comm_create(&options, &comm);
+	if (status == ST_OK && ordered)
+		status = comm_leaves_open(comm, RANKS, &leaves);
 	for (int i = 0; status == ST_OK && i < BEFORE; i++)
-		status = allreduce(comm);
+		status = ordered ? allreduce_ordered(comm, &leaves) : allreduce(comm);
 	if (status != ST_OK)
 		goto failed;
 	if (comm_rank(comm) == CULPRIT && strcmp(what, "well")) {
-		if (!strcmp(what, "sleep") || !strcmp(what, "helper"))
+		if (!strcmp(what, "sleep") || !strcmp(what, "helper") || ordered)
 			for (;;)
 				pause();
 		if (!strcmp(what, "flight")) {
@@ -83,7 +96,7 @@ static int rank_main(const char *what)
 		if (status == ST_OK)
 			status = comm_wait(comm, &request);
 	} else {
-		status = allreduce(comm);
+		status = ordered ? allreduce_ordered(comm, &leaves) : allreduce(comm);
 	}
 failed:
 	if (status != ST_OK)
@@ -283,6 +296,7 @@ int main(int argc, char **argv)
 	temporary_make();
 	test_well();
 	named("sleep", HANG_OUTSIDE, "has not entered allreduce 6 of 1 f32, sum; it finished allreduce 5 of 1 f32, sum at ");
+	named("ordered", HANG_OUTSIDE, "has not entered allreduce_ordered 6 of 1 f32 in 4 leaves, sum; it finished allreduce_ordered 5 of 1 f32 in 4 leaves, sum");
 	named("helper", HANG_OUTSIDE, "has been outside libcomm for ");
 	named("flight", HANG_OUTSIDE, "nobody moves it on: it has been outside libcomm for ");
 	named("stop", HANG_STOPPED, "has not entered allreduce 6 of 1 f32, sum; it finished allreduce 5 of 1 f32, sum at ");

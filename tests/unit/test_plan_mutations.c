@@ -6,16 +6,9 @@
  * be harmless: then an adversary runs it many times with random timing, in which puts read their sources as late and write
  * their targets as early as the rules allow, and every result must be right.  The adversary shares no code with the verifier and counts exactly.
  */
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "check.h"
 #include "libcomm/leaves.h"
-#include "libcomm/plan.h"
+#include "plan_mutations.h"
 
-#define MAX_RANKS 9
 static uint64_t state = 88172645463325252u;
 static uint32_t draw(uint32_t n)
 {
@@ -34,7 +27,6 @@ struct value {
 	uint32_t first, end; /* ordered sums: of which leaves, instead of count */
 };
 #define GARBAGE UINT32_MAX
-#define REPEATS 2
 
 #define MAX_SPAN 16
 struct area {
@@ -417,7 +409,7 @@ static bool advance(struct adversary_rank *rank)
 }
 
 /* One run with random timing. True when everything came out right. */
-static bool survives(const struct plan *const *plans, uint32_t size)
+static bool survives(const struct plan *const *view, uint32_t size)
 {
 	static struct adversary_rank ranks[MAX_RANKS];
 	struct adversary_wire *all[MAX_RANKS * 12];
@@ -425,7 +417,7 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 	trouble = false;
 	memset(ranks, 0, sizeof ranks);
 	for (uint32_t r = 0; r < size; r++) {
-		const struct plan *plan = plans[r];
+		const struct plan *plan = view[r];
 		ranks[r].plan = plan;
 		for (int i = 0; i < 2 * REPEATS; i++)
 			REQUIRE(ranks[r].buffers[i] = calloc(plan->blocks * plan->chunks * (plan_layers(plan) + 1), sizeof(struct value)));
@@ -441,12 +433,12 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 			}
 	}
 	for (uint32_t r = 0; r < size; r++)
-		for (uint32_t i = 0; i < plans[r]->channel_count; i++) {
-			const struct plan *peer = plans[plans[r]->channels[i].peer];
-			for (uint32_t k = 0; !plans[r]->channels[i].outgoing && k < peer->channel_count; k++)
-				if (peer->channels[k].outgoing && peer->channels[k].peer == r && peer->channels[k].index == plans[r]->channels[i].index)
+		for (uint32_t i = 0; i < view[r]->channel_count; i++) {
+			const struct plan *peer = view[view[r]->channels[i].peer];
+			for (uint32_t k = 0; !view[r]->channels[i].outgoing && k < peer->channel_count; k++)
+				if (peer->channels[k].outgoing && peer->channels[k].peer == r && peer->channels[k].index == view[r]->channels[i].index)
 					ranks[r].wires[i] = ranks[peer->rank].wires[k];
-			if (!ranks[r].wires[i] && !plans[r]->channels[i].outgoing)
+			if (!ranks[r].wires[i] && !view[r]->channels[i].outgoing)
 				trouble = true;
 		}
 	/* Some ranks are fast and some slow, and so are wires; who is which changes from run to run. */
@@ -495,212 +487,9 @@ static bool survives(const struct plan *const *plans, uint32_t size)
 
 /* ---- mutants ------------------------------------------------------------------------------------------------------------ */
 
-enum mutation {
-	DROP, DOUBLE, SWAP, TO_BODY_START, TO_BODY_END, FLUSH_WEAKER, SLOTS_FEWER, SLOT_SHIFTED, SLOT_STRIDE, WRONG_BLOCK, WRONG_CHUNK,
-	WRONG_CHANNEL, WRONG_SPACE, WORK_SHIFTED, WORK_FEWER, LOOP_LONGER, LOOP_SHORTER, GUARD_GONE, GUARD_LATER, GUARD_EARLIER, KEEP_GONE, WRONG_SPAN, PARTIAL_MORE,
-	PARTIAL_LESS, WRONG_LAYER, OPERANDS_SWAPPED, MUTATIONS
-};
-static const char *const mutation_names[MUTATIONS] = {
-	"step dropped", "step doubled", "steps swapped", "wait, put, lend, return or flush moved to the start of its loop", "grant, return or flush moved to the end of its loop",
-	"flush weakened", "slots one fewer", "slot shifted by one", "slot stride changed", "wrong block", "wrong chunk", "wrong channel",
-	"wrong space", "work slot shifted by one", "work slots one fewer", "loop one longer", "loop one shorter", "guard removed", "guard one later", "guard one earlier", "copy dropped", "wrong span",
-	"taken for a partial sum", "not taken for a partial sum", "another root", "operands of a sum swapped"};
-
 static struct {
 	unsigned long refused, accepted;
 } tally[MUTATIONS];
-
-static bool same_step(const struct plan_step *a, const struct plan_step *b)
-{
-	return !memcmp(a, b, sizeof *a);
-}
-
-static struct plan_operand *operand_of(const struct plan *plan, const struct plan_step *step, unsigned which)
-{
-	bool to = step->kind == PLAN_READY || step->kind == PLAN_REDUCE || step->kind == PLAN_COPY || (step->kind == PLAN_PUT && step->keep);
-	if (to && !which--)
-		return &plan->operands[step->destination];
-	return which < step->source_count ? &plan->operands[step->sources + which] : NULL;
-}
-
-static void move_step(struct plan *plan, uint32_t from, uint32_t to)
-{
-	struct plan_step step = plan->steps[from];
-	if (from > to)
-		memmove(&plan->steps[to + 1], &plan->steps[to], (from - to) * sizeof step);
-	else
-		memmove(&plan->steps[from], &plan->steps[from + 1], (to - from) * sizeof step);
-	plan->steps[to] = step;
-}
-
-static bool has_slots(const struct plan_operand *operand)
-{
-	return operand->space == PLAN_SCRATCH || operand->space == PLAN_BORROWED;
-}
-
-/* False when the mutation does not apply here or changes nothing. */
-static bool mutate(struct plan *plan, enum mutation mutation, uint32_t at, unsigned which)
-{
-	struct plan_step *step = &plan->steps[at], copy = *step;
-	struct plan_operand *operand = operand_of(plan, step, which), swapped;
-	static const struct plan_affine always;
-	bool guarded = memcmp(&step->guard, &always, sizeof always);
-	bool loop = step->kind == PLAN_LOOP || step->kind == PLAN_END;
-	uint32_t start = at, end = at;
-	switch (mutation) {
-	case DROP:
-		if (which)
-			return false;
-		move_step(plan, at, plan->step_count - 1);
-		plan->step_count--;
-		return true;
-	case DOUBLE:
-		if (which || !plan_add_step(plan, PLAN_END))
-			return false;
-		plan->steps[plan->step_count - 1] = copy;
-		move_step(plan, plan->step_count - 1, at);
-		return true;
-	case SWAP:
-		if (which || at + 1 >= plan->step_count || same_step(step, step + 1))
-			return false;
-		move_step(plan, at, at + 1);
-		return true;
-	case TO_BODY_START:
-	case TO_BODY_END:
-		if (which || loop)
-			return false;
-		if (mutation == TO_BODY_START ? step->kind == PLAN_READY || step->kind > PLAN_WAIT
-					      : step->kind != PLAN_READY && step->kind != PLAN_FLUSH && step->kind != PLAN_RETURN)
-			return false;
-		while (start > 0 && plan->steps[start - 1].kind != PLAN_LOOP && plan->steps[start - 1].kind != PLAN_END)
-			start--;
-		while (end + 1 < plan->step_count && plan->steps[end + 1].kind != PLAN_LOOP && plan->steps[end + 1].kind != PLAN_END)
-			end++;
-		end = mutation == TO_BODY_START ? start : end;
-		if (end == at || end + 1 == at || end == at + 1) /* those are swaps */
-			return false;
-		move_step(plan, at, end);
-		return true;
-	case FLUSH_WEAKER:
-		if (which || step->kind != PLAN_FLUSH)
-			return false;
-		step->count++;
-		return true;
-	case SLOTS_FEWER:
-		if (which || at || plan->slots < 2)
-			return false;
-		for (uint32_t i = 0; i < plan->step_count; i++)
-			for (unsigned o = 0; operand_of(plan, &plan->steps[i], o); o++)
-				if (has_slots(operand_of(plan, &plan->steps[i], o))) {
-					plan->slots--;
-					return true;
-				}
-		return false;
-	case SLOT_SHIFTED:
-		if (!operand || !has_slots(operand) || plan->slots < 2)
-			return false;
-		operand->slot.base++;
-		return true;
-	case SLOT_STRIDE:
-		if (!operand || !has_slots(operand) || plan->slots < 2)
-			return false;
-		for (int d = PLAN_MAX_DEPTH - 1; d >= 0; d--)
-			if (operand->slot.v[d]) {
-				operand->slot.v[d]--;
-				return true;
-			}
-		return false;
-	case WRONG_BLOCK:
-		if (!operand || plan->blocks < 2)
-			return false;
-		operand->block.first.base++;
-		return true;
-	case WRONG_CHUNK:
-		if (!operand || plan->chunks < 2)
-			return false;
-		operand->chunk.base++;
-		return true;
-	case WRONG_CHANNEL:
-		if (which || loop || plan->channel_count < 2 || step->kind > PLAN_WAIT)
-			return false;
-		step->channel = (uint16_t)((step->channel + 1) % plan->channel_count);
-		return true;
-	case WRONG_SPACE:
-		if (!operand || plan->in_place)
-			return false;
-		operand->space = operand->space == PLAN_INPUT ? PLAN_OUTPUT : PLAN_INPUT;
-		return true;
-	case WORK_SHIFTED:
-		if (!operand || operand->space != PLAN_WORK || plan->work < 2)
-			return false;
-		operand->slot.base++;
-		return true;
-	case WORK_FEWER:
-		if (which || at || !plan->work)
-			return false;
-		plan->work--;
-		return true;
-	case LOOP_LONGER:
-		if (which || step->kind != PLAN_LOOP)
-			return false;
-		step->count++;
-		return true;
-	case LOOP_SHORTER:
-		if (which || step->kind != PLAN_LOOP || !step->count)
-			return false;
-		step->count--;
-		return true;
-	case GUARD_GONE:
-		if (which || !guarded)
-			return false;
-		step->guard = always;
-		return true;
-	case GUARD_LATER:
-		if (which || !guarded)
-			return false;
-		step->guard.base++;
-		return true;
-	case GUARD_EARLIER:
-		if (which || !guarded)
-			return false;
-		step->guard.base--;
-		return true;
-	case KEEP_GONE:
-		if (which || (!step->keep && !step->copied))
-			return false;
-		step->keep = step->copied = false;
-		return true;
-	case WRONG_SPAN:
-		if (!operand || plan->chunks != 1 || plan->order)
-			return false;
-		operand->span = operand->span > 1 ? operand->span - 1 : 2;
-		return true;
-	case PARTIAL_MORE:
-		if (!operand || operand->space == PLAN_INPUT)
-			return false;
-		operand->partial.base++;
-		return true;
-	case PARTIAL_LESS:
-		if (!operand || operand->space == PLAN_INPUT)
-			return false;
-		operand->partial.base--;
-		return true;
-	case WRONG_LAYER:
-		if (!operand || operand->space != PLAN_INPUT || !plan->leaves)
-			return false;
-		operand->layer = operand->layer ? operand->layer - 1 : 1;
-		return true;
-	case OPERANDS_SWAPPED:
-		if (which || step->kind != PLAN_REDUCE || !plan->leaves)
-			return false;
-		swapped = plan->operands[step->sources];
-		plan->operands[step->sources] = plan->operands[step->sources + 1];
-		plan->operands[step->sources + 1] = swapped;
-		return true;
-	case MUTATIONS: break;
-	}
-	return false;
-}
 
 /*
  * A number for what a plan does: its steps as they run, indices resolved, without flushes that change nothing.  A mutant with the same
@@ -750,22 +539,8 @@ static uint64_t behaviour(const struct plan *plan)
 }
 
 static unsigned long same_behaviour;
-static struct plan *plans[MAX_RANKS];
 static unsigned long adversary_runs, refused_tried, refused_wrong;
 
-static bool is_mapped(const void *context, uint32_t sender, uint32_t receiver)
-{
-	unsigned mapped = *(const unsigned *)context;
-	(void)receiver;
-	return mapped == 1 || (mapped == 2 && sender % 2);
-}
-
-struct algorithm {
-	enum st_status (*build)(const struct plan_shape *shape, struct plan **plan);
-	unsigned collectives; /* mask of 1 << enum plan_collective */
-	uint32_t least_slots; /* broadcast: 1 */
-	bool wide;            /* may be */
-};
 static const struct algorithm algorithms[] = {
 	{plan_build_ring, ~0u, 2, true},
 	{plan_build_halving, 1 << PLAN_ALLREDUCE, 1, false},
@@ -776,42 +551,6 @@ static const struct algorithm algorithms[] = {
 	{plan_build_direct, 0x1f, 1, true},
 	{plan_build_tree, 1 << PLAN_ALLREDUCE | 1 << PLAN_BROADCAST, 1, true},
 };
-
-static void build_with(const struct algorithm *algorithm, struct plan_shape shape, unsigned mapped)
-{
-	/* 2, 3, 2, ... ranks per node. */
-	static uint32_t starts[MAX_RANKS + 1]; /* plans borrow it */
-	for (uint32_t at = 0; at < shape.size; at += 2 + (shape.node_count++ % 2))
-		starts[shape.node_count] = at;
-	starts[shape.node_count] = shape.size;
-	shape.node_starts = starts;
-	if (algorithm->build == plan_build_direct)
-		mapped = 1;
-	shape.mapped = is_mapped;
-	shape.mapped_context = &mapped;
-	for (uint32_t p = 0; p < shape.size; p++) {
-		shape.rank = p;
-		REQUIRE(algorithm->build(&shape, &plans[p]) == ST_OK);
-	}
-}
-
-static void build(struct plan_shape shape, unsigned mapped)
-{
-	build_with(&algorithms[0], shape, mapped);
-}
-
-static void free_plans(uint32_t size)
-{
-	for (uint32_t p = 0; p < size; p++)
-		plan_free(plans[p]);
-}
-
-static void show(const struct plan *plan)
-{
-	static char text[1 << 16];
-	plan_print(plan, text, sizeof text);
-	fputs(text, stderr);
-}
 
 static void try_mutants(uint32_t size, uint32_t victim, unsigned runs)
 {
@@ -879,10 +618,11 @@ static void every_mutant(const struct algorithm *algorithm)
 						if (!(algorithm->collectives >> collective & 1) ||
 						    (slots < algorithm->least_slots && collective != PLAN_BROADCAST))
 							continue;
-						/* A sample of the combinations, each appearing for some size; all of them in the long form. */
+						/* A sample of the combinations, by primes, so that each choice meets each other one; all of them in the long form. */
+						static const uint32_t every[2][2] = {{13, 7}, {47, 23}};
 						const char *all = getenv("LONG");
-						const uint32_t every = (size > 4 ? 6 : 2) * (algorithm == algorithms ? 1 : 2);
-						if (!(all && *all) && size > 1 && (size + chunks + slots + variant) % every)
+						const uint32_t number = ((chunks * 4 + slots) * 6 + variant) * 5 + (uint32_t)collective + size;
+						if (!(all && *all) && size > 1 && number % every[size > 4][algorithm == algorithms])
 							continue;
 						struct plan_shape shape = {.collective = (enum plan_collective)collective, .size = size, .slots = slots,
 									   .chunk_elements = 16, .in_place = variant & 1,
@@ -926,314 +666,8 @@ static void every_ordered_mutant(void)
 			}
 }
 
-/* ---- mutants that must be refused, each for its reason ----------------------------------------------------------------------- */
-
-static struct plan *mutant_of(struct plan_shape shape, unsigned mapped, uint32_t victim)
-{
-	build(shape, mapped);
-	return plans[victim];
-}
-
-static uint32_t find(const struct plan *plan, enum plan_step_kind kind, unsigned number)
-{
-	for (uint32_t i = 0; i < plan->step_count; i++)
-		if (plan->steps[i].kind == kind && !number--)
-			return i;
-	REQUIRE(!"no such step");
-	return 0;
-}
-
-static void must_refuse(uint32_t size, const char *what, const char *reason)
-{
-	enum st_status status = plan_verify((const struct plan *const *)plans, size, REPEATS);
-	if (status != ST_ERR_INTERNAL || !strstr(st_message(), reason)) {
-		fprintf(stderr, "%s: expected to be refused because '%s', got '%s'\n", what, reason, status == ST_OK ? "accepted" : st_message());
-		show(plans[0]);
-		exit(1);
-	}
-	free_plans(size);
-}
-
-static struct plan *direct_mutant_of(struct plan_shape shape, uint32_t victim)
-{
-	static const struct algorithm direct = {.build = plan_build_direct};
-	build_with(&direct, shape, 1);
-	return plans[victim];
-}
-
-static void known_faults_of_lends(void)
-{
-	/* One round; rounds of four chunks, in place and not. */
-	const struct plan_shape few = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 1024, .elements = 64};
-	const struct plan_shape sum = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
-	struct plan_shape in_place = sum, few_in_place = few;
-	in_place.in_place = few_in_place.in_place = true;
-	struct plan *plan;
-
-	plan = direct_mutant_of(sum, 1);
-	mutate(plan, DROP, find(plan, PLAN_WAIT, 0), 0);
-	must_refuse(4, "read before it was lent", "is read while it is not borrowed");
-
-	plan = direct_mutant_of(sum, 1);
-	mutate(plan, TO_BODY_START, find(plan, PLAN_RETURN, 2), 0);
-	must_refuse(4, "returned before it was lent", "returns what it has not borrowed");
-
-	plan = direct_mutant_of(few, 1);
-	move_step(plan, find(plan, PLAN_RETURN, 0), find(plan, PLAN_REDUCE, 0));
-	must_refuse(4, "returned before it was read", "is returned before its value was used");
-
-	/* In place the results overwrite what is lent: a first flush too weak, and one lost. */
-	plan = direct_mutant_of(in_place, 1);
-	for (uint32_t i = 0; i + 1 < plan->step_count; i++)
-		if (plan->steps[i].kind == PLAN_FLUSH && plan->steps[i].count)
-			plan->steps[i].count += 100;
-	must_refuse(4, "written while it is lent", "is written while it is still being put or lent");
-
-	plan = direct_mutant_of(few_in_place, 2);
-	mutate(plan, KEEP_GONE, find(plan, PLAN_LEND, 0), 0);
-	must_refuse(4, "a source written that is no copy", "is written while it is still being put or lent");
-
-	plan = direct_mutant_of(sum, 1);
-	plan->step_count--; /* the last flush */
-	must_refuse(4, "the end without a flush", "puts or lends were not flushed");
-
-	plan = direct_mutant_of(few, 1);
-	plan->step_count--; /* the last return */
-	must_refuse(4, "not returned", "lends were not returned");
-
-	plan = direct_mutant_of(few, 1);
-	mutate(plan, DOUBLE, find(plan, PLAN_LEND, 0), 0);
-	must_refuse(4, "lent twice", "waits for a put of operation");
-
-	/* In the last operation nobody comes to wait for it. */
-	direct_mutant_of(few, 1);
-	mutate(plans[1], DOUBLE, find(plans[1], PLAN_LEND, 0), 0);
-	REQUIRE(plan_verify((const struct plan *const *)plans, 4, 1) == ST_ERR_INTERNAL && strstr(st_message(), "lends were not waited for"));
-	free_plans(4);
-
-	plan = direct_mutant_of(sum, 1);
-	mutate(plan, SLOT_SHIFTED, find(plan, PLAN_REDUCE, 0), 1);
-	must_refuse(4, "another lend", "is read while it is not borrowed");
-
-	plan = direct_mutant_of(sum, 3);
-	mutate(plan, WRONG_BLOCK, find(plan, PLAN_LEND, 0), 0);
-	must_refuse(4, "another block lent", "does not hold every input exactly once");
-
-	/* Nobody returns any before four are out. */
-	direct_mutant_of(sum, 1);
-	for (uint32_t r = 0; r < 4; r++)
-		plans[r]->slots = 1;
-	must_refuse(4, "one slot where two are lent ahead", "deadlock: waits for a return");
-
-	plan = direct_mutant_of(sum, 1);
-	plan->slots--;
-	must_refuse(4, "slots of one end only", "lends are counted by");
-
-	plan = direct_mutant_of(sum, 1);
-	for (uint32_t i = 0; i < plan->channel_count; i++)
-		plan->channels[i].mapped = false;
-	must_refuse(4, "lent on a channel that is not mapped", "not mapped");
-
-	plan = direct_mutant_of(sum, 1);
-	plan->operands[plan->steps[find(plan, PLAN_COPY, 0)].destination].space = PLAN_BORROWED;
-	must_refuse(4, "written to what is borrowed", "borrowed");
-
-	plan = direct_mutant_of(sum, 1);
-	plan->operands[plan->steps[find(plan, PLAN_LEND, 0)].sources] = plan->operands[plan->steps[find(plan, PLAN_COPY, 0)].sources];
-	must_refuse(4, "lent on", "lends what is no buffer of the caller");
-}
-
-static void known_faults(void)
-{
-	const struct plan_shape sum = {.collective = PLAN_ALLREDUCE, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
-	const struct plan_shape cast = {.collective = PLAN_BROADCAST, .size = 4, .slots = 2, .chunk_elements = 16, .elements = 16 * 8};
-	struct plan_shape in_place = sum;
-	in_place.in_place = true;
-	struct plan *plan;
-
-	plan = mutant_of(sum, 0, 1);
-	mutate(plan, DROP, find(plan, PLAN_FLUSH, 0), 0);
-	must_refuse(4, "slot granted while it is still being put", "is granted while it is still being put");
-
-	plan = mutant_of(sum, 0, 1);
-	plan->step_count--; /* the last flush */
-	must_refuse(4, "last flush lost", "were not flushed");
-
-	plan = mutant_of(in_place, 0, 2);
-	for (uint32_t i = 0; i < plan->step_count; i++)
-		if (plan->steps[i].kind == PLAN_FLUSH && i + 1 < plan->step_count)
-			plan->steps[i].count += 100;
-	must_refuse(4, "in place without waiting for the first puts", "is granted while it is still being put");
-
-	plan = mutant_of(sum, 1, 0);
-	mutate(plan, DROP, find(plan, PLAN_READY, 0), 0);
-	must_refuse(4, "a grant lost", "");
-
-	plan = mutant_of(sum, 1, 0);
-	mutate(plan, DOUBLE, find(plan, PLAN_READY, 0), 0);
-	must_refuse(4, "a grant doubled", "is granted twice");
-
-	plan = mutant_of(sum, 1, 3);
-	mutate(plan, DROP, find(plan, PLAN_WAIT, 0), 0);
-	must_refuse(4, "a wait lost", "is read while it is granted away");
-
-	plan = mutant_of(sum, 1, 3);
-	mutate(plan, WRONG_BLOCK, find(plan, PLAN_PUT, 1), 1);
-	must_refuse(4, "a wrong block reduced", "does not hold every input exactly once");
-
-	plan = mutant_of(sum, 0, 3);
-	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
-	must_refuse(4, "a sum taken for an input", "is a partial sum and is read as something else");
-
-	plan = mutant_of(sum, 0, 3);
-	mutate(plan, DOUBLE, find(plan, PLAN_REDUCE, 0), 0);
-	struct plan_step *again = &plan->steps[find(plan, PLAN_REDUCE, 1)];
-	struct plan_operand sum_so_far = plan->operands[again->sources], own = plan->operands[again->sources + 1];
-	sum_so_far.partial.base = 1;
-	again->source_count = 0;
-	REQUIRE(plan_add_source(plan, again, &sum_so_far) && plan_add_source(plan, again, &own));
-	must_refuse(4, "added twice", "exactly once");
-
-	plan = mutant_of(sum, 0, 3);
-	mutate(plan, DROP, find(plan, PLAN_REDUCE, 0), 0);
-	must_refuse(4, "an input taken for a sum", "is read as a partial sum and is none");
-
-	plan = mutant_of(sum, 0, 3);
-	plan->steps[find(plan, PLAN_REDUCE, 0)].source_count = 1;
-	must_refuse(4, "not added", "exactly once");
-
-	plan = mutant_of(sum, 0, 3);
-	mutate(plan, PARTIAL_LESS, find(plan, PLAN_READY, 1), 0);
-	must_refuse(4, "too little granted for a partial sum", "a partial sum is put where none is granted");
-
-	plan = mutant_of(sum, 1, 3);
-	mutate(plan, PARTIAL_MORE, find(plan, PLAN_READY, 0), 0);
-	must_refuse(4, "an input where a partial sum is granted", "a partial sum is granted and something else put");
-
-	plan = mutant_of(sum, 1, 3);
-	struct plan_step *early = &plan->steps[find(plan, PLAN_PUT, 1)];
-	early->keep = true;
-	struct plan_operand result = plan->operands[early->sources + 1];
-	result.space = PLAN_OUTPUT;
-	REQUIRE(plan_set_destination(plan, early, &result));
-	must_refuse(4, "rounded and divided too early", "is finished but does not hold every input exactly once");
-
-	plan = mutant_of(sum, 0, 3);
-	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
-	must_refuse(4, "a partial sum read from the output as a result", "is a partial sum and is read as something else");
-
-	struct plan_shape scatter = {.collective = PLAN_REDUCE_SCATTER, .size = 4, .slots = 4, .chunk_elements = 16, .elements = 16 * 4 * 4};
-	plan = mutant_of(scatter, 0, 3);
-	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
-	must_refuse(4, "a partial sum left in the output", "holds a partial sum");
-
-	scatter.wide = true;
-	plan = mutant_of(scatter, 0, 3);
-	plan->operands[plan->steps[find(plan, PLAN_REDUCE, 1)].destination].partial.base = 1;
-	must_refuse(4, "a wide partial sum stored to the output", "a partial sum in a buffer of the caller");
-
-	plan = mutant_of(scatter, 0, 3);
-	plan->wide = false;
-	must_refuse(4, "wide on three of four ranks", "plans of different shapes");
-
-	plan = mutant_of(sum, 1, 0);
-	for (uint32_t i = 0; i < plan->step_count; i++)
-		for (unsigned o = 0; operand_of(plan, &plan->steps[i], o); o++)
-			if (operand_of(plan, &plan->steps[i], o)->space == PLAN_SCRATCH) {
-				struct plan_affine *slot = &operand_of(plan, &plan->steps[i], o)->slot;
-				memset(slot, 0, sizeof *slot);
-			}
-	must_refuse(4, "one slot for all", "is granted twice");
-
-	/* As many chunks in flight as slots: everybody waits for the slot that the next rank frees only later. */
-	mutant_of(sum, 1, 0);
-	for (uint32_t r = 0; r < 4; r++)
-		plans[r]->slots = 2;
-	must_refuse(4, "slots used up", "");
-
-	plan = mutant_of(sum, 1, 0);
-	plan->channels[1].index = 3;
-	must_refuse(4, "a channel that leads nowhere", "has no other end");
-
-	plan = mutant_of(sum, 1, 0);
-	plan->channels[0].mapped = plan->channels[1].mapped = false;
-	must_refuse(4, "mapped at one end", "");
-
-	plan = mutant_of(cast, 0, 2);
-	mutate(plan, SWAP, find(plan, PLAN_WAIT, 0), 0);
-	must_refuse(4, "passed on before it came", "is read while it is granted away");
-
-	plan = mutant_of(cast, 1, 1);
-	mutate(plan, GUARD_GONE, find(plan, PLAN_READY, 1), 0);
-	must_refuse(4, "grants that nobody uses", "");
-
-	/* Equal lengths: only the contents tell. */
-	plan = mutant_of(cast, 0, 1);
-	for (uint32_t i = 0; i < plan->step_count; i++)
-		if (plan->steps[i].kind == PLAN_READY)
-			plan->operands[plan->steps[i].destination].chunk.base++;
-	must_refuse(4, "lands in another chunk's place", "");
-
-	struct plan_shape uneven = sum;
-	uneven.elements = 4 * 9 + 1;
-	plan = mutant_of(uneven, 1, 2);
-	mutate(plan, WRONG_BLOCK, find(plan, PLAN_READY, 0), 0);
-	must_refuse(4, "a grant of another length", "are granted");
-
-	plan = mutant_of(sum, 1, 0);
-	mutate(plan, LOOP_LONGER, find(plan, PLAN_LOOP, 2), 0);
-	must_refuse(4, "a round too many", "");
-
-	/* Ranks 0 and 2 meet before their neighbours do: every leaf is in it once, but in another tree. */
-	struct plan_shape ordered = {.collective = PLAN_ALLREDUCE_ORDERED, .size = 4, .slots = 2, .chunk_elements = 16, .elements = 64, .leaves = 4};
-	const struct algorithm ordered_builder = {.build = plan_build_ordered};
-	build_with(&ordered_builder, ordered, 1);
-	for (uint32_t r = 0; r < 4; r++) {
-		plans[r]->rank = r == 1 || r == 2 ? 3 - r : r;
-		for (uint32_t i = 0; i < plans[r]->channel_count; i++)
-			if (plans[r]->channels[i].peer == 1 || plans[r]->channels[i].peer == 2)
-				plans[r]->channels[i].peer = 3 - plans[r]->channels[i].peer;
-	}
-	plan = plans[1];
-	plans[1] = plans[2];
-	plans[2] = plan;
-	must_refuse(4, "the wrong partner first", "which are not the halves of a node");
-
-	build_with(&ordered_builder, ordered, 0);
-	mutate(plans[1], OPERANDS_SWAPPED, find(plans[1], PLAN_REDUCE, 0), 0);
-	must_refuse(4, "right before left", "adds leaves 1..1 and 0..0, which are not the halves of a node");
-
-	build_with(&ordered_builder, ordered, 0);
-	mutate(plans[0], WRONG_BLOCK, find(plans[0], PLAN_REDUCE, 0), 1);
-	must_refuse(4, "another block's sum", "is no sum of leaves of block");
-
-	ordered.leaves = 6; /* 1, 2, 1 and 2 on a rank */
-	build_with(&ordered_builder, ordered, 0);
-	mutate(plans[1], WRONG_LAYER, find(plans[1], PLAN_PUT, 0), 0);
-	must_refuse(4, "another root", "which are not the halves of a node");
-
-	build_with(&ordered_builder, ordered, 0);
-	plans[3]->leaves = 7;
-	must_refuse(4, "another number of leaves", "plans of different shapes");
-
-	known_faults_of_lends();
-
-	/* Two ranks that each wait for the other. */
-	const struct plan_shape pair = {.collective = PLAN_ALLREDUCE, .size = 2, .slots = 2, .chunk_elements = 16, .elements = 32};
-	build(pair, 1);
-	for (uint32_t r = 0; r < 2; r++) {
-		uint32_t wait = find(plans[r], PLAN_WAIT, 0);
-		struct plan_step step = plans[r]->steps[wait];
-		plan_add_step(plans[r], PLAN_WAIT);
-		plans[r]->steps[plans[r]->step_count - 1] = step;
-		move_step(plans[r], plans[r]->step_count - 1, find(plans[r], PLAN_PUT, 0));
-	}
-	must_refuse(2, "waits in a circle", "deadlock");
-}
-
 int main(void)
 {
-	known_faults();
 	for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
 		unsigned long before = 0, after = 0;
 		for (int m = 0; m < MUTATIONS; m++)

@@ -1,6 +1,6 @@
 /*
  * The progress thread: operations end without a call by the application; waits of several threads are woken, also by failures; a communicator can be
- * freed with operations in flight; signals are the application's.
+ * freed with operations in flight; links can be opened meanwhile; signals are the application's.
  *
  * That a rank makes no calls is a fact here, not a matter of time: it stands in a barrier until its peers are done.
  */
@@ -111,6 +111,40 @@ static void several_threads(struct ranks *ranks, uint32_t rank, struct comm *com
 	}
 }
 
+/* Links are opened while another thread of each rank waits, and the helper polls the links that there are. */
+static void links_meanwhile(struct ranks *ranks, uint32_t rank, struct comm *comm)
+{
+	enum { TURNS = 3 };
+	struct comm_request *requests[SHARED] = {0};
+	float *large = ones(LARGE), small[SHARED];
+	(void)rank;
+	for (unsigned turn = 0; turn < TURNS; turn++) {
+		struct waiter waiter = {comm, requests, 0, 1, ST_OK};
+		struct comm_leaves leaves;
+		struct comm_request *request, *ordered;
+		pthread_t thread;
+		float *layers = ones(64);
+		for (size_t i = 0; i < LARGE; i++)
+			large[i] = 1;
+		REQUIRE(comm_allreduce(comm, large, large, LARGE, COMM_F32, COMM_SUM, &request) == ST_OK);
+		for (unsigned k = 0; k < SHARED; k++) {
+			small[k] = 1;
+			REQUIRE(comm_allreduce(comm, &small[k], &small[k], 1, COMM_F32, COMM_SUM, &requests[k]) == ST_OK);
+		}
+		REQUIRE(!pthread_create(&thread, NULL, wait_for_some, &waiter));
+		const uint32_t total = ranks->size + turn;
+		CHECK(comm_leaves_open(comm, total, &leaves) == ST_OK, "%s", st_message());
+		CHECK(comm_allreduce_ordered(comm, &leaves, layers, 1, layers, 1, COMM_F32, COMM_AVG, &ordered) == ST_OK, "%s", st_message());
+		ranks_wait(comm, &ordered);
+		REQUIRE(!pthread_join(thread, NULL));
+		ranks_wait(comm, &request);
+		check_sum(large, LARGE, ranks->size);
+		check_sum(small, SHARED, ranks->size);
+		free(layers);
+	}
+	free(large);
+}
+
 /* The last rank leaves; the waits of the others, which sleep by then or not, end. */
 static void failures_wake(struct ranks *ranks, uint32_t rank, struct comm *comm)
 {
@@ -206,6 +240,8 @@ int main(void)
 		threads.options.progress_thread = true;
 		for (uint32_t size = 1; size <= 4; size++)
 			ranks_run(&threads, size, masks[m], several_threads);
+		for (uint32_t size = 2; size <= 3; size++)
+			ranks_run(&threads, size, masks[m], links_meanwhile);
 		struct ranks left = {0};
 		ranks_options(&left);
 		left.options.progress_thread = true;

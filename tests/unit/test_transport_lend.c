@@ -222,6 +222,32 @@ static void freed_memory_is_unmapped(void)
 	close_pair(links);
 }
 
+/* Messages are read whole, with their descriptors, wherever the reads happen to cut them. */
+static void messages_are_cut_anywhere(void)
+{
+	static const char wakes[80];
+	unsigned char *memory[2] = {lendable(PAGES), lendable(PAGES)};
+	for (size_t before = 0; before <= sizeof wakes; before++) {
+		struct link *links[2];
+		uint64_t waited = 0;
+		open_pair(links, false);
+		links[0]->memory = &registry;
+		REQUIRE(send(shm_of(links[0])->fd, wakes, before, 0) == (ssize_t)before);
+		for (unsigned i = 0; i < 2; i++) {
+			fill(memory[i], 6000, i);
+			REQUIRE(shm->lend(links[0], memory[i], 6000, false) == ST_OK);
+		}
+		for (unsigned i = 0; i < 2; i++) {
+			take(links[1], &waited, i, memory[i], 6000);
+			shm->give_back(links[1]);
+		}
+		REQUIRE(shm_of(links[1])->region_count == 2 && shm_of(links[1])->message_fd < 0);
+		close_pair(links);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		forget(memory[i], PAGES);
+}
+
 /* ---- lies --------------------------------------------------------------------------------------------------------------------------- */
 
 static int memory_of(size_t bytes, int seals, bool allocated)
@@ -425,6 +451,7 @@ int main(void)
 	every_kind(false);
 	every_kind(true);
 	freed_memory_is_unmapped();
+	messages_are_cut_anywhere();
 	lies_harm_nobody();
 	operations_are_told_apart();
 	free(registry.regions);
