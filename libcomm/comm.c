@@ -272,7 +272,8 @@ void comm_free(struct comm *comm)
 	 * hosts that control owns, but closing them says nothing. */
 	control_group_leave(comm->context);
 	control_close(comm->control);
-	control_close(comm->parent);
+	for (size_t i = 0; i < comm->past_count; i++)
+		control_close(comm->past[i]);
 	engine_free(comm->engine);
 	comm->engine = NULL;
 	recorder_close(comm->recorder);
@@ -283,6 +284,7 @@ void comm_free(struct comm *comm)
 	free(comm->position);
 	free(comm->node_starts);
 	free(comm->leaves);
+	free(comm->past);
 	free(comm->parent_ranks);
 	free(comm);
 }

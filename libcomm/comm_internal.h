@@ -64,7 +64,8 @@ struct comm {
 	struct control_group *context; /* the control plane as this communicator sees it */
 	uint64_t splits;               /* of this communicator so far */
 	/* Of a communicator that was shrunk to. */
-	struct control *parent;        /* a reference to the failed control plane, which tells latecomers that they are left out */
+	struct control **past;         /* (past_count) references to all failed control planes of the job, which tell latecomers that they are left out */
+	size_t past_count;
 	uint32_t *parent_ranks;        /* (size) */
 	unsigned generation;           /* 0: not shrunk to */
 	struct engine *engine;

@@ -555,7 +555,7 @@ enum st_status control_shrink_begin(struct control *control, unsigned generation
 	for (uint32_t r = 0; shrink->joiners && r < control->size; r++)
 		shrink->joiners[r].fd = -1;
 	if (!shrink->dead || !shrink->skipped || !shrink->refusals || !shrink->joiners || !shrink->members) {
-		control_shrink_end(shrink, false);
+		control_shrink_end(shrink);
 		return st_fail(ST_ERR_NOMEM, "no memory for %u ranks", control->size);
 	}
 	*out = shrink;
@@ -625,24 +625,35 @@ int64_t control_shrink_left_ms(struct control_shrink *shrink)
 	return st_deadline_expired(&shrink->deadline) ? 0 : shrink->deadline.left_ns / ST_NS_PER_MS;
 }
 
-void control_shrink_end(struct control_shrink *shrink, bool committed)
+void control_shrink_charge(struct control_shrink *shrink, int64_t began_ns, int64_t most_ms)
+{
+	int64_t now = st_now_ns(), spent = now - began_ns;
+
+	if (spent > most_ms * ST_NS_PER_MS)
+		spent = most_ms * ST_NS_PER_MS;
+	shrink->deadline.left_ns -= spent;
+	shrink->deadline.last_ns = now;
+}
+
+void control_shrink_end(struct control_shrink *shrink)
 {
 	if (!shrink)
 		return;
-	struct control *control = shrink->control;
 	if (shrink->joiners)
 		hang_up_all(shrink);
-	if (committed) {
-		pthread_mutex_lock(&control->lock);
-		control->moved = true;
-		for (struct control_caller *caller = control->callers; caller; caller = caller->next)
-			leave_out(control->rank, caller->fd);
-		pthread_mutex_unlock(&control->lock);
-	}
 	free(shrink->dead);
 	free(shrink->skipped);
 	free(shrink->refusals);
 	free(shrink->joiners);
 	free(shrink->members);
 	free(shrink);
+}
+
+void control_leave_out(struct control *control)
+{
+	pthread_mutex_lock(&control->lock);
+	for (struct control_caller *caller = control->moved ? NULL : control->callers; caller; caller = caller->next)
+		leave_out(control->rank, caller->fd);
+	control->moved = true;
+	pthread_mutex_unlock(&control->lock);
 }

@@ -11,8 +11,9 @@
  * communicator without going on from it.  Silence, a cut or a stopped process prove nothing.
  *
  * NEVER TWO.  A group has more than half of the ranks that are not proven dead, or exactly half with the lowest of them.  A rank is in one group at a time, a
- * commit takes all members of it, and who has committed refuses others (it keeps the failed control plane as long as the new one, to say
- * LEFT_OUT), without looking dead to them.  So two groups would need a rank in common.
+ * commit takes all members of it, and who has committed refuses others without looking dead to them: it keeps the failed control plane, those
+ * that failed before it, and those of attempts whose commit it has entered and others may have seen through, as long as the job
+ * goes on, to say LEFT_OUT.  So two groups would need a rank in common.
  *
  * BOUNDS.  A coordinator that stops, or has not called shrink, is given up after a stall timeout without BEAT, and tried again in the next round; a member
  * that dies or stops ends the attempt.  All of it ends with the deadline.  The star costs the coordinator one connection for each survivor and
@@ -36,7 +37,14 @@ enum st_status control_shrink_attempt(struct control_shrink *shrink, struct boot
 /* How long there is, in ms. */
 int64_t control_shrink_left_ms(struct control_shrink *shrink);
 
-/* committed: from now on who calls is left out. NULL is fine. */
-void control_shrink_end(struct control_shrink *shrink, bool committed);
+/* Charges what the caller did with the bootstrap since `began_ns` (st_now_ns), which was bounded by most_ms of running time: a deadline charges a single
+ * look for 2 s only. */
+void control_shrink_charge(struct control_shrink *shrink, int64_t began_ns, int64_t most_ms);
+
+/* NULL is fine. */
+void control_shrink_end(struct control_shrink *shrink);
+
+/* This rank has gone on from this failed control plane: from now on who calls is left out. */
+void control_leave_out(struct control *control);
 
 #endif

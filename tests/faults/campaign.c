@@ -1,7 +1,9 @@
 /*
  * The fault campaign: many short jobs on a cluster with a network namespace per node, one fault in each, the expected verdict known before.
  *
- *   campaign DIR JOB COUNT SEED [KIND]     as root; COUNT: 0 for every fault once; DIR: state directory of a cluster that is up (etc/quickstart/cluster), JOB: an allocation on it
+ *   campaign DIR JOB COUNT SEED [KIND]     as root; DIR: state directory of a cluster that is up (etc/quickstart/cluster), JOB: an allocation on it
+ *
+ * COUNT: 0 for every fault once, except cuts of jobs that shrink.  KIND: one kind only, or "shrink*" for all kinds of jobs that shrink.
  *
  * README.md has the table of faults and what is expected; `kinds` below is the same table.  Run number N of seed S draws everything that
  * can be drawn from (S, N), so a failure is repeated with the line that it prints.  What is not drawn is when things happen inside the ranks.
@@ -44,11 +46,15 @@
 /* What asking others takes at most, and a machine whose few cores are shared by everything here. */
 #define SLACK_MS 5000
 #define HANG_MS 45000
+/* What comm_shrink is given; and a survivor that stands alone says so then. */
+#define SHRINK_MS 20000
 
 /* ---- what is done, and what is expected ---------------------------------------------------------------------------- */
 
 enum kind { KILL, KILL_LEADER, KILL_ROOT, KILL_NODE, KILL_TWO, STOP, STOP_LEADER, STOP_NODE, PAUSE, DELAY, SUSPEND, CUT_LINK, CUT_DATA, BREAK_DATA, CUT_NODE, CUT_TWO,
-	    ABORT, ABORT_KILL, ABORT_CUT, EXIT, KINDS };
+	    ABORT, ABORT_KILL, ABORT_CUT, EXIT,
+	    /* The second fault of a job that goes on without those of the first: */
+	    SHRINK, SHRINK_KILL, SHRINK_STOP, SHRINK_PAUSE, SHRINK_ABORT, SHRINK_CUT_NODE, SHRINK_CUT_LINK, SHRINK_CUT_HALF, KINDS };
 enum moment { STARTUP, RUNNING };
 enum outcome {
 	GOES_ON,      /* the job ends in an orderly way, with exit code 0 */
@@ -56,6 +62,8 @@ enum outcome {
 	NAMES_LINK,   /* every survivor names a link between a rank of one victim's node and a rank of the other's, the same one */
 	NAMES_LEADER, /* every survivor names the leader of the victim's node, and `how` */
 	NAMES_OTHER,  /* every survivor names the leader of the other of two nodes */
+	ALL_GO_ON,    /* comm_shrink leaves nobody behind who is not killed, stopped for good or cut off with its node */
+	SOME_GO_ON,   /* ... or leaves also out who can't be reached by all, or refuses: see fits() */
 };
 
 static const struct fault {
@@ -85,6 +93,15 @@ static const struct fault {
 	[ABORT_KILL] = {"abort-and-kill", NAMES_VICTIM, "", SLACK_MS, false},
 	[ABORT_CUT] = {"abort-behind-a-cut", NAMES_VICTIM, " failed: the loss is not finite", STALL_MS + SLACK_MS, false},
 	[EXIT] = {"exit-0", NAMES_VICTIM, " died", SLACK_MS, false},
+	/* within_ms: from the second fault until all who go on have done so */
+	[SHRINK] = {"shrink", ALL_GO_ON, "", STALL_MS + SLACK_MS, false},
+	[SHRINK_KILL] = {"shrink-kill", ALL_GO_ON, " died", STALL_MS + SLACK_MS, false},
+	[SHRINK_STOP] = {"shrink-stop", ALL_GO_ON, " is unreachable", STARTUP_MS + 2 * STALL_MS + SLACK_MS, false},
+	[SHRINK_PAUSE] = {"shrink-pause", ALL_GO_ON, "", 2 * STALL_MS + SLACK_MS, false},
+	[SHRINK_ABORT] = {"shrink-abort", ALL_GO_ON, " failed: the loss is not finite", STALL_MS + SLACK_MS, false},
+	[SHRINK_CUT_NODE] = {"shrink-cut-node", ALL_GO_ON, " is unreachable", STARTUP_MS + 2 * STALL_MS + TCP_SILENCE_MS + SLACK_MS, false},
+	[SHRINK_CUT_LINK] = {"shrink-cut-link", SOME_GO_ON, "", SHRINK_MS + TCP_SILENCE_MS + SLACK_MS, false},
+	[SHRINK_CUT_HALF] = {"shrink-cut-half", SOME_GO_ON, " is unreachable", SHRINK_MS + TCP_SILENCE_MS + SLACK_MS, false},
 };
 
 /* ---- state --------------------------------------------------------------------------------------------------------- */
@@ -96,6 +113,12 @@ struct rank {
 	struct report end;
 	int64_t freed_ns;
 	uint64_t operations;
+	/* of jobs that shrink */
+	uint32_t generation; /* of the communicator that is used */
+	uint64_t group;      /* its members, a bit for each rank of the first one */
+	bool works;          /* some rounds on it were right */
+	int64_t works_ns;
+	struct report left;  /* comm_shrink has failed */
 };
 
 static const char *directory, *job;
@@ -339,10 +362,11 @@ static int listen_at(const char *path)
 	return fd;
 }
 
-static pid_t launch(const char *output)
+static pid_t launch(const char *output, bool shrinks)
 {
-	char number[16], per_node[40], count[16], timeout[48];
+	char shrink_ms[16], number[16], per_node[40], count[16], timeout[48];
 
+	snprintf(shrink_ms, sizeof shrink_ms, "%d", SHRINK_MS);
 	snprintf(number, sizeof number, "-n%d", size);
 	snprintf(count, sizeof count, "-N%d", nodes);
 	snprintf(per_node, sizeof per_node, "--ntasks-per-node=%d", PER_NODE);
@@ -356,14 +380,18 @@ static pid_t launch(const char *output)
 		dup2(log, 2);
 		snprintf(jobid, sizeof jobid, "--jobid=%s", job);
 		execl(cluster, cluster, "run", "-u", "nobody", directory, "--", "env", timeout, "SYNCTRAIN_ARRIVAL_TIMEOUT_MS=30000", "srun", jobid,
-		      "--mpi=pmix", "--overlap", "--kill-on-bad-exit=0", count, number, per_node, nodes == 2 ? "--nodelist=node1,node2" : "--nodelist=node1,node2,node3,node4", "/mnt/tree/build/tests/faults/fault_rank",
-		      "/mnt/c/home/nobody/driver", (char *)NULL);
+		      "--mpi=pmix", "--overlap", "--kill-on-bad-exit=0", "--wait=0", count, number, per_node,
+		      nodes == 2 ? "--nodelist=node1,node2" : "--nodelist=node1,node2,node3,node4", "/mnt/tree/build/tests/faults/fault_rank",
+		      "/mnt/c/home/nobody/driver", shrinks ? shrink_ms : (char *)NULL, (char *)NULL);
 		_exit(127);
 	}
 	return child;
 }
 
 /* Takes what ranks say, for up to `ms`. */
+static void note_shrunk(struct rank *rank, const struct report *report);
+static void note_failure(struct rank *rank, const struct report *report);
+
 static void listen_to_ranks(int listener, int64_t ms)
 {
 	struct pollfd fds[RANKS + 1];
@@ -396,6 +424,14 @@ static void listen_to_ranks(int listener, int64_t ms)
 		if (report.kind == REPORT_END) {
 			rank->ended = true;
 			rank->end = report;
+			if (report.status)
+				note_failure(rank, &report);
+		}
+		if (report.kind == REPORT_SHRUNK)
+			note_shrunk(rank, &report);
+		if (report.kind == REPORT_WORKS && report.generation == rank->generation) {
+			rank->works = true;
+			rank->works_ns = report.when_ns;
 		}
 		if (report.kind == REPORT_FREED) {
 			rank->freed = true;
@@ -579,7 +615,7 @@ static int64_t inject(enum kind kind, int listener, int *a, int *b)
 		ranks[*a].victim = true;
 		order(*a, ORDER_EXIT);
 		break;
-	case KINDS:
+	default: /* those of shrink() */
 		break;
 	}
 	return now;
@@ -748,6 +784,365 @@ static bool leftovers(void)
 	return bad("left behind: %s", what);
 }
 
+/* ---- runs whose survivors go on ------------------------------------------------------------------------------------ */
+
+/* What has been done to the job so far: who may be named for it. */
+static struct {
+	enum { DID_STRIKE, DID_CUT_NODES, DID_CUT_LINK } what;
+	uint64_t victims;   /* ranks struck, or those on one side of the cut */
+	int a, b;           /* DID_CUT_LINK: the two nodes */
+	const char *how;
+} deeds[8];
+static unsigned deed_count;
+static uint64_t groups[64]; /* all that a rank has said it was in */
+static unsigned group_count;
+/* What the ranks of a generation have said of its failure, the head of it in ranks of the first communicator; of those who are not struck. */
+static struct {
+	int rank;
+	uint32_t generation;
+	uint64_t group;
+	char text[256];
+} verdicts[RANKS * 8];
+static unsigned verdict_count;
+
+static uint64_t bit(int rank) { return UINT64_C(1) << rank; }
+static uint64_t node_bits(int node) { return (bit(PER_NODE) - 1) << (node * PER_NODE); }
+
+static int nth(uint64_t group, int number)
+{
+	for (int r = 0; r < RANKS; r++)
+		if ((group & bit(r)) && number-- == 0)
+			return r;
+	return -1;
+}
+
+static void note_shrunk(struct rank *rank, const struct report *report)
+{
+	if (report->status) {
+		rank->left = *report;
+		return;
+	}
+	rank->generation = report->generation;
+	rank->group = report->members;
+	rank->works = false;
+	unsigned g = 0;
+	while (g < group_count && groups[g] != report->members)
+		g++;
+	if (g == group_count && g < sizeof groups / sizeof *groups)
+		groups[group_count++] = report->members;
+}
+
+/* Verdicts name ranks of the communicator that failed. */
+static void note_failure(struct rank *rank, const struct report *report)
+{
+	const char *text = report->text;
+	int a, b, x, y, skip = 0;
+
+	if (strstr(text, "WRONG RESULT"))
+		bad("rank %d: %s", (int)(rank - ranks), text);
+	if (verdict_count == sizeof verdicts / sizeof *verdicts || !rank->group)
+		return;
+	char *said = verdicts[verdict_count].text;
+	if (sscanf(text, "the link between rank %d on node%d and rank %d on node%d broke%n", &a, &x, &b, &y, &skip) == 4 && skip)
+		snprintf(said, sizeof verdicts->text, "the link between rank %d on node%d and rank %d on node%d broke", nth(rank->group, a), x,
+			 nth(rank->group, b), y);
+	else if (sscanf(text, "rank %d on node%d%n", &a, &x, &skip) == 2 && skip)
+		snprintf(said, sizeof verdicts->text, "rank %d on node%d%.200s", nth(rank->group, a), x, text + skip);
+	else
+		snprintf(said, sizeof verdicts->text, "%.255s", text);
+	verdicts[verdict_count].rank = (int)(rank - ranks);
+	verdicts[verdict_count].group = rank->group;
+	verdicts[verdict_count++].generation = rank->generation;
+}
+
+static void did(int what, uint64_t victims, const char *how)
+{
+	deeds[deed_count].what = what;
+	deeds[deed_count].victims = victims;
+	deeds[deed_count++].how = how;
+}
+
+/* Whether what `rank` says is explained by something that was done. */
+static bool explained(const char *text, int rank, uint64_t group)
+{
+	int a, b;
+	bool link = link_ends(text, &a, &b);
+
+	for (unsigned d = 0; d < deed_count; d++) {
+		if (deeds[d].what == DID_CUT_LINK && link &&
+		    ((a / PER_NODE == deeds[d].a && b / PER_NODE == deeds[d].b) || (a / PER_NODE == deeds[d].b && b / PER_NODE == deeds[d].a)))
+			return true;
+		/* A cut of several nodes is several cut links, or somebody on the other side, as seen from here. */
+		if (deeds[d].what == DID_CUT_NODES && link && !(deeds[d].victims & bit(a)) != !(deeds[d].victims & bit(b)))
+			return true;
+		for (int r = 0; r < RANKS; r++) {
+			char wanted[128];
+			bool there = deeds[d].victims & bit(r);
+			if (deeds[d].what == DID_CUT_NODES)
+				there = !there != !(deeds[d].victims & bit(rank)) || (there && deeds[d].a == 1);
+			if (deeds[d].what == DID_CUT_LINK || !there || !(group & bit(r)))
+				continue;
+			name_rank(wanted, sizeof wanted, r, deeds[d].how);
+			if (!strncmp(text, wanted, strlen(wanted)))
+				return true;
+		}
+	}
+	return false;
+}
+
+static uint64_t who(bool (*what)(const struct rank *))
+{
+	uint64_t found = 0;
+
+	for (int r = 0; r < size; r++)
+		if (what(&ranks[r]))
+			found |= bit(r);
+	return found;
+}
+static bool is_at_work(const struct rank *rank) { return !is_over(rank) && rank->works; }
+static bool has_finished(const struct rank *rank) { return rank->freed && rank->ended && !rank->end.status && !rank->left.status; }
+
+/* All `expected` are at work in one communicator, of them alone, of generation `least` at least. */
+static bool together(uint64_t expected, uint32_t least)
+{
+	int first = nth(expected, 0);
+
+	for (int r = 0; r < size; r++)
+		if ((expected & bit(r)) && (!is_at_work(&ranks[r]) || ranks[r].group != expected || ranks[r].generation < least ||
+					    ranks[r].generation != ranks[first].generation))
+			return false;
+	return true;
+}
+
+static bool describe(const char *what, uint64_t expected)
+{
+	bad("%s; expected a communicator of 0x%llx:", what, (unsigned long long)expected);
+	for (int r = 0; r < size; r++)
+		bad("  rank %d (pid %d): generation %u, group 0x%llx%s%s%s: %s", r, (int)ranks[r].pid, ranks[r].generation, (unsigned long long)ranks[r].group,
+		    ranks[r].works ? ", works" : "", ranks[r].victim ? ", struck" : "", is_over(&ranks[r]) ? ", over" : "",
+		    ranks[r].left.status ? ranks[r].left.text : ranks[r].end.text);
+	return false;
+}
+
+/* Until they are; *took: seconds from `began` on, or what it was if that is more. */
+static bool wait_together(int listener, uint64_t expected, uint32_t least, int64_t began, int64_t within_ms, double *took)
+{
+	while (!together(expected, least)) {
+		if (st_now_ns() - began > within_ms * ST_NS_PER_MS)
+			return describe("survivors do not come together in time", expected);
+		listen_to_ranks(listener, 100);
+	}
+	for (int r = 0; r < size; r++)
+		if (expected & bit(r)) {
+			double s = (double)(ranks[r].works_ns - began) / 1e9;
+			*took = s > *took ? s : *took;
+		}
+	return true;
+}
+
+/* Whoever is left: all in the one group that is at work, or over. */
+static bool wait_settled(int listener, uint64_t living, int64_t within_ms, uint64_t *group)
+{
+	int64_t began = st_now_ns();
+
+	/* Until a cut is noticed, all seems well. */
+	wait_listening(listener, TCP_SILENCE_MS + 2 * STALL_MS);
+	for (;;) {
+		*group = who(is_at_work) & living;
+		if (together(*group, 1) && ((*group | who(is_over)) & living) == living)
+			return true;
+		if (st_now_ns() - began > within_ms * ST_NS_PER_MS)
+			return describe("survivors neither go on nor give up", *group);
+		listen_to_ranks(listener, 100);
+	}
+}
+
+/* Whether these may be the ones that go on, of those who are neither killed nor stopped. */
+static bool fits(enum kind kind, uint64_t living, uint64_t one, uint64_t other, bool known, uint64_t group)
+{
+	if (!group) /* nobody can be sure, or the coordinator still reaches all, who do not reach each other */
+		return kind == SHRINK_CUT_LINK || !known;
+	if (kind == SHRINK_CUT_LINK)
+		return group == living || group == (living & ~one) || group == (living & ~other);
+	/* The larger half; of two equal ones that with the lowest rank.  Without having seen that the dead are dead, perhaps neither. */
+	uint64_t a = living & one, b = living & other, larger = a;
+	if (__builtin_popcountll(b) > __builtin_popcountll(a) || (__builtin_popcountll(b) == __builtin_popcountll(a) && nth(b, 0) < nth(a, 0)))
+		larger = b;
+	return group == larger;
+}
+
+/* The first fault, the second one in the middle of it, a last one, and the end.  *orderly: nobody failed. */
+static bool shrink(enum kind kind, int listener, double *took, bool *orderly)
+{
+	const struct fault *fault = &kinds[kind];
+	uint64_t living = bit(size) - 1, stopped = 0, off = 0, other_side = 0, group;
+	bool ok = true, dead_known = true;
+
+	deed_count = group_count = verdict_count = 0;
+	for (int r = 0; r < size; r++)
+		ranks[r].group = living;
+
+	/* The first: a rank dies, is stopped, or aborts, or a node dies. */
+	int first = (int)draw(size), way = (int)draw(4);
+	uint64_t struck = way == 1 ? node_bits(first / PER_NODE) : bit(first);
+	int64_t began = st_now_ns();
+	for (int r = 0; r < size; r++)
+		if ((struck & bit(r)) && way < 3) {
+			ranks[r].victim = true;
+			kill(ranks[r].pid, way == 2 ? SIGSTOP : SIGKILL);
+		}
+	if (way == 3)
+		order(first, ORDER_ABORT);
+	else
+		living &= ~struck;
+	stopped |= way == 2 ? struck : 0;
+	did(DID_STRIKE, struck, way == 3 ? " failed: the loss is not finite" : way == 2 ? " is unreachable" : " died");
+	printf("      0x%llx%s", (unsigned long long)struck, deeds[0].how);
+
+	/* The second: a little after the first survivor knows, somewhere in the shrinking, or just after it for the first to be through. */
+	int when = (int)draw(3);
+	int64_t until = st_now_ns() + HANG_MS * ST_NS_PER_MS;
+	for (bool there = false; !there && st_now_ns() < until;) {
+		listen_to_ranks(listener, 2);
+		for (int r = 0; r < size; r++)
+			there |= (living & bit(r)) && (when == 2 || kind == SHRINK ? ranks[r].generation > 0 : ranks[r].ended);
+	}
+	wait_listening(listener, when == 0 ? (int64_t)draw(40) : when == 1 ? (int64_t)draw(way == 2 ? 2500 : 500) : (int64_t)draw(60));
+	int aim = (int)draw(3), node = (int)draw(NODES), other = (node + 1 + (int)draw(NODES - 1)) % NODES;
+	int second = nth(living, aim == 0 ? 0 : (int)draw((uint64_t)__builtin_popcountll(living)));
+	if (aim == 1)
+		second = nth(living & node_bits(second / PER_NODE), 0);
+	uint32_t least = 1;
+	int64_t again = st_now_ns();
+	switch (kind) {
+	case SHRINK_KILL:
+	case SHRINK_STOP:
+		ranks[second].victim = true;
+		kill(ranks[second].pid, kind == SHRINK_KILL ? SIGKILL : SIGSTOP);
+		did(DID_STRIKE, bit(second), fault->how);
+		living &= ~bit(second);
+		stopped |= kind == SHRINK_STOP ? bit(second) : 0;
+		break;
+	case SHRINK_PAUSE:
+		kill(ranks[second].pid, SIGSTOP);
+		wait_listening(listener, STALL_MS / 4 + (int64_t)draw(STALL_MS / 4));
+		kill(ranks[second].pid, SIGCONT);
+		break;
+	case SHRINK_ABORT: /* of a communicator that has failed it does nothing, so this may have no effect */
+		order(second, ORDER_ABORT);
+		did(DID_STRIKE, bit(second), fault->how);
+		wait_listening(listener, STALL_MS / 2);
+		break;
+	case SHRINK_CUT_NODE:
+		node = second / PER_NODE;
+		off = node_bits(node);
+		for (int n = 0; n < NODES; n++)
+			ok &= n == node || cut(node, n);
+		did(DID_CUT_NODES, off, fault->how);
+		deeds[deed_count - 1].a = 1; /* the node itself names its own leader */
+		break;
+	case SHRINK_CUT_LINK:
+		off = node_bits(node);
+		other_side = node_bits(other);
+		ok &= cut(node, other);
+		did(DID_CUT_LINK, 0, "");
+		deeds[deed_count - 1].a = node;
+		deeds[deed_count - 1].b = other;
+		break;
+	case SHRINK_CUT_HALF:
+		off = node_bits(node) | node_bits(other);
+		other_side = (bit(size) - 1) & ~off;
+		for (int n = 0; n < NODES; n++)
+			ok &= n == node || n == other || (cut(node, n) && cut(other, n));
+		did(DID_CUT_NODES, off, fault->how);
+		dead_known = way == 3;
+		break;
+	default:
+		again = began;
+		break;
+	}
+	printf(", second: rank %d, node%d, node%d, moment %d\n", second, node + 1, other + 1, when);
+	if (!ok)
+		return false;
+	if (fault->outcome == ALL_GO_ON) {
+		group = living & ~off;
+		if (!wait_together(listener, group, least, again, fault->within_ms, took))
+			return false;
+	} else {
+		if (!wait_settled(listener, living, fault->within_ms, &group))
+			return false;
+		if (!fits(kind, living, off, other_side, dead_known, group))
+			ok = describe("others than expected went on", living);
+	}
+
+	/* A further one, before or after the cut is mended and those who slept are woken up. */
+	bool early = kind == SHRINK_CUT_LINK || draw(2);
+	for (int turn = 0; turn < 2; turn++) {
+		if (early == (turn == 0)) {
+			heal();
+			for (int r = 0; r < size; r++)
+				if (stopped & bit(r)) {
+					ranks[r].victim = false; /* from now on it has something to say */
+					kill(ranks[r].pid, SIGCONT);
+				}
+			wait_listening(listener, (int64_t)draw(500));
+			continue;
+		}
+		if (!group)
+			continue;
+		int third = nth(group, (int)draw((uint64_t)__builtin_popcountll(group)));
+		double last = 0;
+		least = ranks[third].generation + 1;
+		did(DID_STRIKE, bit(third), " failed: the loss is not finite");
+		int64_t now = st_now_ns();
+		order(third, ORDER_ABORT);
+		if (!wait_together(listener, group, least, now, STALL_MS + SLACK_MS, &last))
+			return false;
+		ok &= ranks[third].generation == least || bad("an abort took %u communicators", ranks[third].generation - least + 1);
+	}
+
+	/* Who is left out says so while the others live. */
+	until = st_now_ns() + (SHRINK_MS + SLACK_MS) * ST_NS_PER_MS;
+	while ((who(is_over) | group) != bit(size) - 1 && st_now_ns() < until)
+		listen_to_ranks(listener, 100);
+	if ((who(is_over) | group) != bit(size) - 1)
+		ok = describe("HANG: who is left out does not notice", group);
+	for (int r = 0; r < size; r++) {
+		const struct rank *rank = &ranks[r];
+		if (rank->victim || (group & bit(r)))
+			continue;
+		if (!strstr(rank->left.text, "was left out") && !strstr(rank->left.text, "too few ranks") && !strstr(rank->left.text, "no attempt succeeded"))
+			ok = describe("who is left out says something else", group);
+	}
+	for (int r = 0; r < size; r++)
+		if (group & bit(r))
+			order(r, ORDER_FINISH);
+	if (!wait_for(listener, is_over, HANG_MS))
+		return describe("HANG at the end", group);
+	if ((who(has_finished) & ~(group)) || (group & ~who(has_finished)))
+		ok = describe("others than the last communicator's members ended in an orderly way", group);
+
+	/* Never two: each communicator was made of members of the one before. */
+	for (unsigned x = 0; x < group_count; x++)
+		for (unsigned y = 0; y < x; y++)
+			if ((groups[x] & groups[y]) != groups[x] && (groups[x] & groups[y]) != groups[y])
+				ok = bad("SPLIT BRAIN: 0x%llx and 0x%llx", (unsigned long long)groups[x], (unsigned long long)groups[y]);
+	for (unsigned v = 0; v < verdict_count; v++) {
+		if (!(group & bit(verdicts[v].rank)))
+			continue;
+		if (!explained(verdicts[v].text, verdicts[v].rank, verdicts[v].group))
+			ok = bad("rank %d names the wrong culprit in generation %u: %s", verdicts[v].rank, verdicts[v].generation, verdicts[v].text);
+		for (unsigned w = 0; w < v; w++)
+			if (kind != SHRINK_CUT_HALF && (group & bit(verdicts[w].rank)) && verdicts[v].generation == verdicts[w].generation &&
+			    (head_of(verdicts[v].text) != head_of(verdicts[w].text) || strncmp(verdicts[v].text, verdicts[w].text, head_of(verdicts[v].text)))) {
+				ok = bad("ranks %d and %d disagree: %s | %s", verdicts[v].rank, verdicts[w].rank, verdicts[v].text, verdicts[w].text);
+				break;
+			}
+	}
+	*orderly = group == bit(size) - 1;
+	return ok && !*why;
+}
+
 static bool run(enum kind kind, enum moment moment, double *took)
 {
 	char path[PATH_MAX], output[PATH_MAX];
@@ -756,6 +1151,7 @@ static bool run(enum kind kind, enum moment moment, double *took)
 
 	why[0] = 0;
 	*took = 0;
+	bool shrinks = kinds[kind].outcome == ALL_GO_ON || kinds[kind].outcome == SOME_GO_ON, orderly = kinds[kind].outcome == GOES_ON;
 	nodes = kind == CUT_TWO ? 2 : NODES;
 	size = nodes * PER_NODE;
 	memset(ranks, 0, sizeof ranks);
@@ -766,14 +1162,16 @@ static bool run(enum kind kind, enum moment moment, double *took)
 	int listener = listen_at(path);
 	if (listener < 0)
 		return false;
-	pid_t srun = launch(output);
+	pid_t srun = launch(output, shrinks);
 	int64_t began = 0;
 	if (!wait_for(listener, moment == STARTUP ? says_hello : is_ready, HANG_MS)) {
 		ok = bad("the job does not start");
 	} else {
 		wait_listening(listener, (int64_t)draw(moment == STARTUP ? 120 : 300));
-		began = inject(kind, listener, &a, &b);
+		began = shrinks ? 1 : inject(kind, listener, &a, &b);
 		ok = began > 0;
+		if (shrinks)
+			ok = shrink(kind, listener, took, &orderly);
 	}
 	if (ok && kinds[kind].outcome == GOES_ON) {
 		wait_listening(listener, STALL_MS / 4);
@@ -802,8 +1200,9 @@ static bool run(enum kind kind, enum moment moment, double *took)
 	}
 	code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 	if (ok) {
-		ok = judge(kind, moment == STARTUP, a, b, began, output, took);
-		if ((code == 0) != (kinds[kind].outcome == GOES_ON))
+		if (!shrinks)
+			ok = judge(kind, moment == STARTUP, a, b, began, output, took);
+		if ((code == 0) != orderly)
 			ok = bad("srun exits with %d", code);
 	}
 	ok = leftovers() && ok;
@@ -866,7 +1265,8 @@ int main(int argc, char **argv)
 	for (int k = 0; k < KINDS; k++)
 		if (kinds[k].at_startup)
 			startup_kinds[turns++ - KINDS] = (enum kind)k;
-	if (!count)
+	bool brief = !count;
+	if (brief)
 		count = turns;
 	for (long i = from; i < count; i++) {
 		drawn = seed * UINT64_C(0x100000001b3) + (uint64_t)i;
@@ -875,9 +1275,13 @@ int main(int argc, char **argv)
 		enum kind kind = turn < KINDS ? (enum kind)turn : startup_kinds[turn - KINDS];
 		enum moment moment = turn < KINDS ? RUNNING : STARTUP;
 		double took;
+		if (brief && kind >= SHRINK_CUT_NODE && moment == RUNNING) /* half a minute each */
+			continue;
 		if (argc == 6) {
 			for (kind = 0; kind < KINDS && strcmp(argv[5], kinds[kind].name); kind++)
 				;
+			if (!strcmp(argv[5], "shrink*"))
+				kind = SHRINK + (enum kind)(i % (KINDS - SHRINK));
 			if (kind == KINDS) {
 				fprintf(stderr, "campaign: no kind '%s'\n", argv[5]);
 				return 64;

@@ -480,6 +480,32 @@ static void sleeper(uint32_t rank)
 	end_processes(&job);
 }
 
+/* Stopped while the others shrink twice: they have freed the first communicator, but are not dead to a rank that knows no other. */
+static void long_sleeper(uint32_t rank, uint32_t second)
+{
+	struct processes job;
+	start_processes(&job, 5, three_nodes);
+	kill_rank(&job, rank, SIGSTOP);
+	struct st_deadline deadline = st_deadline_in_ms(2 * SHRINK_MS);
+	for (unsigned generation = 1; generation <= 2; generation++) {
+		for (uint32_t r = 0; r < 5; r++)
+			while (r != rank && !job.killed[r] && (phase_of(&job, r) != PHASE_SHRUNK || job.shared->reports[r].generation < generation) &&
+			       !st_deadline_expired(&deadline))
+				usleep(5000);
+		if (generation == 1)
+			kill_rank(&job, second, SIGKILL);
+	}
+	kill_rank(&job, rank, SIGCONT);
+	const struct report *report = &job.shared->reports[rank];
+	while (phase_of(&job, rank) != PHASE_DONE && phase_of(&job, rank) != PHASE_SHRUNK && !st_deadline_expired(&deadline))
+		usleep(5000);
+	CHECK(phase_of(&job, rank) == PHASE_DONE && report->status == ST_ERR_ABORTED && strstr(report->text, "was left out"), "rank %u, phase %u: %s: %s", rank,
+	      phase_of(&job, rank), st_status_name((enum st_status)report->status), report->text);
+	job.stopped[rank] = true; /* no survivor */
+	expect_survivors(&job, "beside a long sleeper");
+	end_processes(&job);
+}
+
 /* One dies while the others shrink. */
 static void dies_in_shrink(uint32_t first, uint32_t second, unsigned pause_us)
 {
@@ -536,11 +562,13 @@ static void test_processes(void)
 	half_dies();
 	dies_in_shrink(5, 0, 1000);
 	sleeper(4);
+	long_sleeper(4, 1);
 	if (!more || !*more)
 		return;
 	half_stopped();
 	for (uint32_t rank = 0; rank < 4; rank++)
 		sleeper(rank);
+	long_sleeper(0, 1);
 	uint64_t state = 12345;
 	for (int round = 0; round < 60; round++) {
 		state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
