@@ -4,8 +4,12 @@
  * A communicator joins N ranks.  Every collective is called by all ranks in the same order with the same count, type,
  * operation and root; ranks that disagree get ST_ERR_MISMATCH naming both sides.  All calls start the operation and
  * return at once with a request; comm_wait() finishes it.  Operations of one priority run in issue order; see groups below for
- * urgent ones.  A communicator is used by one thread at a time (with a progress thread: by any number); several communicators may live
- * in one process (ranks as threads).
+ * urgent ones.  A communicator is used by one thread at a time (with a progress thread: by any number, but a group is open for all of them); several
+ * communicators may live in one process (ranks as threads).
+ *
+ * Without a progress thread a call moves on the operations of its own communicator and of no other.  So ranks that have operations in flight on several
+ * wait for them in one order that is the same for all, or call comm_progress on each meanwhile; else one may wait in one communicator for a rank that
+ * waits for it in another, until arrival_timeout_ms ends both.
  *
  * Failure: when a rank dies, stalls or reports an error, every other rank's pending and later calls return ST_ERR_ABORTED
  * (the detector itself may return a closer status) and st_message() names the culprit: rank, host, operation, how.
@@ -235,7 +239,7 @@ enum st_status comm_wait(struct comm *comm, struct comm_request **request);
 void comm_abort(struct comm *comm, const char *text);
 
 /* Small decisions, over the control plane (never the data path): rank 0's bytes everywhere; everybody's bytes, in rank order.
- * Collective, in the order of the other collectives, blocking (pending operations go on meanwhile), at most 64 KiB per rank. */
+ * Collective, in the order of the other collectives, blocking (the communicator's pending operations go on meanwhile), at most 64 KiB per rank. */
 enum st_status comm_decide(struct comm *comm, void *data, size_t bytes);
 enum st_status comm_collect(struct comm *comm, const void *mine, size_t bytes, void *all);
 

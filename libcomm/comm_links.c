@@ -174,8 +174,10 @@ enum st_status comm_links_room(const struct comm_links_options *options)
 			uint64_t needed = 0;
 			for (uint32_t k = i; k < world->nodes[n].rank_count; k++) {
 				struct room *other = &rooms[world->nodes[n].ranks[k]];
-				if (other->group != first->group || !other->needed || __builtin_add_overflow(needed, other->needed, &needed))
+				if (other->group != first->group || !other->needed)
 					continue;
+				if (__builtin_add_overflow(needed, other->needed, &needed))
+					needed = UINT64_MAX;
 				ranks++;
 				if (other->available < first->available)
 					first->available = other->available;

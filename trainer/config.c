@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "libcomm/comm.h"
 
 #define LARGEST 9007199254740991.0 /* 2^53 - 1: every JSON reader keeps such an integer exactly */
 #define AT(member) offsetof(struct train_config, member)
@@ -311,6 +312,10 @@ enum st_status train_config_check_world(const struct train_config *config, const
 		return st_fail(ST_ERR_CONFIG, "%s: batch.global: seen %lld, expected at least batch.micro x ranks = %lld%s x %u = %lld",
 			       train_config_source(config, name, "batch.global"), (long long)config->batch.global, (long long)config->batch.micro,
 			       aside(config, "batch.micro"), ranks, (long long)config->batch.micro * ranks);
+	if (config->reproducible && micro_batches > COMM_MAX_LEAVES)
+		return st_fail(ST_ERR_CONFIG, "%s: batch.global: seen %lld, expected at most batch.micro x %u = %lld%s in a reproducible run",
+			       train_config_source(config, name, "batch.global"), (long long)config->batch.global, COMM_MAX_LEAVES,
+			       (long long)config->batch.micro * COMM_MAX_LEAVES, aside(config, "batch.micro"));
 	if (!config->reproducible && micro_batches % ranks)
 		return st_fail(ST_ERR_CONFIG,
 			       "%s: batch.global: seen %lld, expected a multiple of batch.micro x ranks = %lld%s x %u = %lld",

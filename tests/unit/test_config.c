@@ -82,6 +82,13 @@ int main(void)
 	CHECK_OK(train_config_check_world(&config, "c.json", 3));
 	CHECK_FAILS(train_config_check_world(&config, "c.json", 9), ST_ERR_CONFIG,
 		    "c.json: batch.global: seen 32, expected at least batch.micro x ranks = 4 x 9 = 36");
+	/* One number for each micro-batch, all in one tree. */
+	config.batch.global = INT64_C(4) << 24;
+	CHECK_OK(train_config_check_world(&config, "c.json", 3));
+	config.batch.global += 4;
+	CHECK_FAILS(train_config_check_world(&config, "c.json", 3), ST_ERR_CONFIG,
+		    "c.json: batch.global: seen 67108868, expected at most batch.micro x 16777216 = 67108864 in a reproducible run");
+	config.batch.global = 32;
 	config.reproducible = false;
 	config.debug.flip_bit.rank = 4;
 	CHECK_FAILS(train_config_check_world(&config, "c.json", 4), ST_ERR_CONFIG,
