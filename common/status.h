@@ -53,8 +53,8 @@ enum st_status st_fail_copy(enum st_status status, const char *message);
 /* Short constant name of a status, e.g. "timeout"; never NULL, also for values that are no status. */
 const char *st_status_name(enum st_status status);
 
-/* The sysexits.h code for a status: 64 usage, 65 data, 69 unavailable, 70 internal, 71 system, 75 try again, 77 permission,
- * 78 configuration; 0 for ST_OK; 1 for a failure of the job itself (aborted, diverged, mismatch). */
+/* The sysexits.h code for a status: 64 usage, 65 data, 66 no such input, 69 unavailable, 70 internal, 71 system, 75 try again,
+ * 76 protocol, 77 permission, 78 configuration; 0 for ST_OK; 1 for a failure of the job itself (aborted, diverged, mismatch). */
 int st_exit_code(enum st_status status);
 
 /* Returns the status of EXPR from the calling function when it is not ST_OK. */

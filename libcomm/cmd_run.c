@@ -34,7 +34,7 @@ static const char usage_text[] =
 	"\n"
 	"  -n, --ranks N     number of ranks, 1 to 4096\n"
 	"      --no-prefix   output lines without the rank in front\n"
-	"      --timeout S   end the ranks after S seconds and exit 75\n"
+	"      --timeout S   end the ranks after S seconds and exit 75, or as below if one has failed before\n"
 	"      --grace S     after one rank has failed, let the others run S seconds before ending them (default 10),\n"
 	"                    so that each can say what it saw\n"
 	"      --on-death W  stop (default): when a rank dies by a signal, end the others as after any failure; continue: let\n"

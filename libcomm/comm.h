@@ -71,7 +71,8 @@ struct comm_options {
 
 /* Defaults, then SYNCTRAIN_ALGORITHM (auto, ring, ...), SYNCTRAIN_TRANSPORT (auto, or shm, tcp joined by '+'), SYNCTRAIN_TIMEOUT_MS (stall),
  * SYNCTRAIN_ARRIVAL_TIMEOUT_MS, SYNCTRAIN_CHUNK_BYTES, SYNCTRAIN_ACCUMULATE (f32, wire), SYNCTRAIN_LANES, SYNCTRAIN_FUSION_BYTES, SYNCTRAIN_PROGRESS
- * (caller, thread), SYNCTRAIN_INTERFACE. A bad value: ST_ERR_CONFIG naming variable, seen, expected. */
+ * (caller, thread), SYNCTRAIN_INTERFACE; an empty one counts as unset. A bad value: ST_ERR_CONFIG naming variable, seen, expected; a
+ * bad interface is found by comm_create. */
 enum st_status comm_options_init(struct comm_options *options);
 
 /*
@@ -110,7 +111,8 @@ enum st_status comm_split(struct comm *comm, int32_t color, int32_t key, struct 
  * ST_ERR_ABORTED: the others went on without this rank, which was stopped, cut off or late.  ST_ERR_UNAVAILABLE: too few have come within timeout_ms; the
  * message has the numbers.  ST_ERR_USAGE: comm has not failed, or was made by comm_split.
  *
- * The launcher must let the others live when one rank dies: synctrain run --on-death=continue, srun --kill-on-bad-exit=0 with --wait=0.
+ * The launcher must let the others live when one rank dies: synctrain run --on-death=continue, srun --kill-on-bad-exit=0 with --wait=0
+ * (srun's exit code is still that of the rank that died).
  */
 enum st_status comm_shrink(struct comm *comm, int64_t timeout_ms, struct comm **shrunk);
 

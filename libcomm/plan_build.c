@@ -212,6 +212,18 @@ void build_end(struct build *build)
 	add(build, PLAN_END, 0);
 }
 
+void build_rounds(struct build *build, uint64_t count)
+{
+	if (count > 1)
+		build_loop(build, count);
+}
+
+void build_rounds_end(struct build *build, uint64_t count)
+{
+	if (count > 1)
+		build_end(build);
+}
+
 struct plan_step *build_ready(struct build *build, uint16_t channel, struct plan_operand destination)
 {
 	struct plan_step *step = add(build, PLAN_READY, channel);

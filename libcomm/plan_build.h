@@ -46,6 +46,9 @@ bool build_is_mapped(const struct build *build, uint16_t channel);
 /* Steps. Those that return one may be given a guard or further operands until the next step is added. */
 void build_loop(struct build *build, uint64_t count);
 void build_end(struct build *build);
+/* The same, but a loop is only written where it runs more than once. */
+void build_rounds(struct build *build, uint64_t count);
+void build_rounds_end(struct build *build, uint64_t count);
 struct plan_step *build_ready(struct build *build, uint16_t channel, struct plan_operand destination);
 struct plan_step *build_put(struct build *build, uint16_t channel, struct plan_operand source);
 struct plan_step *build_wait(struct build *build, uint16_t channel);

@@ -49,19 +49,6 @@ static struct plan_operand slot(const struct level *level, uint32_t first, uint3
 	return operand;
 }
 
-/* A loop is only written where it runs more than once. */
-static void loop(struct build *build, uint32_t count)
-{
-	if (count > 1)
-		build_loop(build, count);
-}
-
-static void end(struct build *build, uint32_t count)
-{
-	if (count > 1)
-		build_end(build);
-}
-
 static struct plan_affine while_more(const struct level *level)
 {
 	return (struct plan_affine){.base = (int32_t)(level->units - 1 - level->lead), .v = {-1}};
@@ -83,9 +70,9 @@ static struct plan_operand operand(const struct level *level, uint32_t first, ui
 
 static void grant_operands(struct halving *halving, const struct level *level)
 {
-	loop(&halving->build, level->lead);
+	build_rounds(&halving->build, level->lead);
 	build_ready(&halving->build, level->in, operand_slot(level, 0));
-	end(&halving->build, level->lead);
+	build_rounds_end(&halving->build, level->lead);
 }
 
 /* A sum arrives in its place, or in a slot when the sender can't reach that.  The slot is one further, so that it may be granted early. */
@@ -98,9 +85,9 @@ static struct plan_operand landing(const struct halving *halving, const struct l
 static void grant_sums(struct halving *halving, const struct level *level, uint32_t first)
 {
 	build_flush(&halving->build, level->out, 0);
-	loop(&halving->build, level->lead);
+	build_rounds(&halving->build, level->lead);
 	build_ready(&halving->build, level->in, landing(halving, level, first, 0));
-	end(&halving->build, level->lead);
+	build_rounds_end(&halving->build, level->lead);
 }
 
 /* The other rank's half comes, this rank's goes; the sums go to OUTPUT. */
@@ -112,19 +99,19 @@ static void reduce_half(struct halving *halving, const struct level *level)
 	const bool more = level->units > level->lead;
 	/* With one unit, the sum's way back can be granted before the operand is here, if there is a place for it. */
 	const bool early = level->units == 1 && (!build_is_mapped(build, level->in) || build->plan->slots > 1);
-	loop(build, level->lead);
+	build_rounds(build, level->lead);
 	build_put(build, level->out, operand(level, level->sent, 0));
-	end(build, level->lead);
+	build_rounds_end(build, level->lead);
 	if (early)
 		grant_sums(halving, level, level->sent);
-	loop(build, level->units);
+	build_rounds(build, level->units);
 	build_wait(build, level->in);
 	build_reduce(build, sum, operand_slot(level, 0), operand(level, level->kept, 0));
 	if (more) {
 		build_ready(build, level->in, operand_slot(level, level->lead))->guard = while_more(level);
 		build_put(build, level->out, operand(level, level->sent, level->lead))->guard = while_more(level);
 	}
-	end(build, level->units);
+	build_rounds_end(build, level->units);
 	if (!early)
 		grant_sums(halving, level, level->sent);
 }
@@ -133,10 +120,10 @@ static void reduce_half(struct halving *halving, const struct level *level)
 static void gather_half(struct halving *halving, const struct level *level)
 {
 	struct build *build = &halving->build;
-	loop(build, level->lead);
+	build_rounds(build, level->lead);
 	build_put(build, level->out, unit(PLAN_OUTPUT, level, level->kept, 0));
-	end(build, level->lead);
-	loop(build, level->units);
+	build_rounds_end(build, level->lead);
+	build_rounds(build, level->units);
 	build_wait(build, level->in);
 	if (build_is_mapped(build, level->in))
 		build_copy(build, unit(PLAN_OUTPUT, level, level->sent, 0), landing(halving, level, level->sent, 0));
@@ -144,7 +131,7 @@ static void gather_half(struct halving *halving, const struct level *level)
 		build_ready(build, level->in, landing(halving, level, level->sent, level->lead))->guard = while_more(level);
 		build_put(build, level->out, unit(PLAN_OUTPUT, level, level->kept, level->lead))->guard = while_more(level);
 	}
-	end(build, level->units);
+	build_rounds_end(build, level->units);
 }
 
 static void participate(struct halving *halving)

@@ -329,18 +329,6 @@ static enum st_status gather(struct ordered *ordered)
 	return ST_OK;
 }
 
-static void loop(struct build *build, uint32_t count)
-{
-	if (count > 1)
-		build_loop(build, count);
-}
-
-static void end(struct build *build, uint32_t count)
-{
-	if (count > 1)
-		build_end(build);
-}
-
 static struct plan_affine while_more(const struct level *level)
 {
 	return (struct plan_affine){.base = (int32_t)(level->units - 1 - level->lead), .v = {-1}};
@@ -381,9 +369,9 @@ static void grant_sums(struct ordered *ordered, const struct level *level)
 {
 	struct build *build = &ordered->build;
 	build_flush(build, level->out, 0);
-	loop(build, level->lead);
+	build_rounds(build, level->lead);
 	build_ready(build, level->in, landing(ordered, level, level->sent, 0));
-	end(build, level->lead);
+	build_rounds_end(build, level->lead);
 }
 
 /* The other rank's half comes, this rank's goes, as far as they have any. *began: the own operand still is the root that it began with. */
@@ -394,15 +382,15 @@ static void reduce_half(struct ordered *ordered, const struct level *level, bool
 	struct plan_operand sum = unit(PLAN_OUTPUT, level->group, level->kept, 0);
 	sum.partial.base = level->partial && !level->last;
 	if (level->gives) {
-		loop(build, level->lead);
+		build_rounds(build, level->lead);
 		build_put(build, level->out, own_operand(ordered, level, level->sent, 0, *began));
-		end(build, level->lead);
+		build_rounds_end(build, level->lead);
 	}
 	/* With one unit, the sum's way back can be granted before the operand is here, if there is a place for it. */
 	if (early)
 		grant_sums(ordered, level);
 	if (level->takes || (level->gives && more)) {
-		loop(build, level->units);
+		build_rounds(build, level->units);
 		if (level->takes) {
 			struct plan_operand theirs = operand_slot(level, 0), own = own_operand(ordered, level, level->kept, 0, *began);
 			build_wait(build, level->in);
@@ -415,7 +403,7 @@ static void reduce_half(struct ordered *ordered, const struct level *level, bool
 		}
 		if (level->gives && more)
 			build_put(build, level->out, own_operand(ordered, level, level->sent, level->lead, *began))->guard = while_more(level);
-		end(build, level->units);
+		build_rounds_end(build, level->units);
 	}
 	if (level->takes)
 		*began = false;
@@ -427,10 +415,10 @@ static void reduce_half(struct ordered *ordered, const struct level *level, bool
 static void gather_half(struct ordered *ordered, const struct level *level)
 {
 	struct build *build = &ordered->build;
-	loop(build, level->lead);
+	build_rounds(build, level->lead);
 	build_put(build, level->out, unit(PLAN_OUTPUT, level->group, level->kept, 0));
-	end(build, level->lead);
-	loop(build, level->units);
+	build_rounds_end(build, level->lead);
+	build_rounds(build, level->units);
 	build_wait(build, level->in);
 	if (build_is_mapped(build, level->in))
 		build_copy(build, unit(PLAN_OUTPUT, level->group, level->sent, 0), landing(ordered, level, level->sent, 0));
@@ -438,7 +426,7 @@ static void gather_half(struct ordered *ordered, const struct level *level)
 		build_ready(build, level->in, landing(ordered, level, level->sent, level->lead))->guard = while_more(level);
 		build_put(build, level->out, unit(PLAN_OUTPUT, level->group, level->kept, level->lead))->guard = while_more(level);
 	}
-	end(build, level->units);
+	build_rounds_end(build, level->units);
 }
 
 /* The result for a rank that is no participant, and there. */
@@ -484,9 +472,9 @@ static enum st_status run(struct ordered *ordered)
 	for (unsigned s = 0; s < cast->levels && ordered->participates; s++) {
 		if (!ordered->levels[s].takes)
 			continue;
-		loop(build, ordered->levels[s].lead);
+		build_rounds(build, ordered->levels[s].lead);
 		build_ready(build, ordered->levels[s].in, operand_slot(&ordered->levels[s], 0));
-		end(build, ordered->levels[s].lead);
+		build_rounds_end(build, ordered->levels[s].lead);
 	}
 	ST_TRY(gather(ordered));
 	if (!ordered->participates) {

@@ -15,7 +15,7 @@ st_command_main cmd_bench, cmd_data, cmd_report, cmd_run, cmd_train;
 static const struct st_command commands[] = {
 	{"train", "train a model as one rank of a synchronous job", cmd_train},
 	{"run", "start ranks on this machine", cmd_run},
-	{"report", "who was slow: per-rank step times of a run", cmd_report},
+	{"report", "who was slow, or holds up a job that hangs (--hang)", cmd_report},
 	{"bench", "time collectives, in nccl-tests' columns", cmd_bench},
 	{"data", "make token shards from text", cmd_data},
 };
