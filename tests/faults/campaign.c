@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/status.h"
 #include "report.h"
 
 #define NODES 4
@@ -957,9 +958,27 @@ static bool wait_settled(int listener, uint64_t living, int64_t within_ms, uint6
 	}
 }
 
+/* Never two: each communicator was made of members of the one before. */
+static bool one_group(void)
+{
+	bool ok = true;
+
+	for (unsigned x = 0; x < group_count; x++)
+		for (unsigned y = 0; y < x; y++)
+			if ((groups[x] & groups[y]) != groups[x] && (groups[x] & groups[y]) != groups[y])
+				ok = bad("SPLIT BRAIN: 0x%llx and 0x%llx", (unsigned long long)groups[x], (unsigned long long)groups[y]);
+	return ok;
+}
+
 /* Whether these may be the ones that go on, of those who are neither killed nor stopped. */
 static bool fits(enum kind kind, uint64_t living, uint64_t one, uint64_t other, bool known, uint64_t group)
 {
+	uint64_t gave_up = 0;
+	for (int r = 0; r < RANKS; r++)
+		gave_up |= ranks[r].left.status == ST_ERR_UNAVAILABLE ? bit(r) : 0;
+	/* Who has given up is as good as dead to those who had more time. */
+	if (group && ((group | gave_up) & living) == living)
+		return true;
 	if (!group) /* nobody can be sure, or the coordinator still reaches all, who do not reach each other */
 		return kind == SHRINK_CUT_LINK || !known;
 	if (kind == SHRINK_CUT_LINK)
@@ -1081,14 +1100,14 @@ static bool shrink(enum kind kind, int listener, double *took, bool *orderly)
 		if (early == (turn == 0)) {
 			heal();
 			for (int r = 0; r < size; r++)
-				if (stopped & bit(r)) {
+				if (group && (stopped & bit(r))) { /* when all have given up it may go on alone, and nobody is left to tell */
 					ranks[r].victim = false; /* from now on it has something to say */
 					kill(ranks[r].pid, SIGCONT);
 				}
 			wait_listening(listener, (int64_t)draw(500));
 			continue;
 		}
-		if (!group)
+		if (__builtin_popcountll(group) < 2) /* who is alone does not fail */
 			continue;
 		int third = nth(group, (int)draw((uint64_t)__builtin_popcountll(group)));
 		double last = 0;
@@ -1122,11 +1141,6 @@ static bool shrink(enum kind kind, int listener, double *took, bool *orderly)
 	if ((who(has_finished) & ~(group)) || (group & ~who(has_finished)))
 		ok = describe("others than the last communicator's members ended in an orderly way", group);
 
-	/* Never two: each communicator was made of members of the one before. */
-	for (unsigned x = 0; x < group_count; x++)
-		for (unsigned y = 0; y < x; y++)
-			if ((groups[x] & groups[y]) != groups[x] && (groups[x] & groups[y]) != groups[y])
-				ok = bad("SPLIT BRAIN: 0x%llx and 0x%llx", (unsigned long long)groups[x], (unsigned long long)groups[y]);
 	for (unsigned v = 0; v < verdict_count; v++) {
 		if (!(group & bit(verdicts[v].rank)))
 			continue;
@@ -1171,7 +1185,7 @@ static bool run(enum kind kind, enum moment moment, double *took)
 		began = shrinks ? 1 : inject(kind, listener, &a, &b);
 		ok = began > 0;
 		if (shrinks)
-			ok = shrink(kind, listener, took, &orderly);
+			ok = shrink(kind, listener, took, &orderly) & one_group();
 	}
 	if (ok && kinds[kind].outcome == GOES_ON) {
 		wait_listening(listener, STALL_MS / 4);
