@@ -289,10 +289,17 @@ static const uint8_t strength[] = {
 	[CONTROL_HOW_UNREACHABLE] = 4, [CONTROL_HOW_LINK] = 5,        [CONTROL_HOW_LEFT] = 6,     [CONTROL_HOW_LATE] = 7,
 };
 
+/* A rank that says why it fails and then ends: its own word counts for more than its end. */
+static bool own_word(const struct wire_abort *verdict)
+{
+	return verdict->how == CONTROL_HOW_APPLICATION && verdict->detector == verdict->culprit;
+}
+
 /* A total order, so that whoever knows the same verdicts has the same text. */
 static bool stronger(const struct wire_abort *a, const struct wire_abort *b)
 {
-	const uint32_t x[] = {strength[a->how], a->culprit, a->other, a->detector}, y[] = {strength[b->how], b->culprit, b->other, b->detector};
+	const uint32_t x[] = {own_word(a) ? 0 : strength[a->how], a->culprit, !own_word(a), a->other, a->detector};
+	const uint32_t y[] = {own_word(b) ? 0 : strength[b->how], b->culprit, !own_word(b), b->other, b->detector};
 
 	for (size_t i = 0; i < sizeof x / sizeof *x; i++)
 		if (x[i] != y[i])

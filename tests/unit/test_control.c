@@ -754,6 +754,32 @@ static void test_failing_together(void)
 	}
 }
 
+/* A rank says why it fails and ends, and a neighbour that has not heard it sees the end: what it said of itself counts. */
+static void own_word(struct rank *rank)
+{
+	pthread_barrier_wait(&rank->world->barrier);
+	if (rank->rank == 0)
+		note(rank, control_abort(rank->control, 0, CONTROL_HOW_APPLICATION, "step 4", "the loss is not finite"));
+	else if (rank->rank == rank->world->victim)
+		note(rank, control_abort(rank->control, 0, CONTROL_HOW_EXITED, "step 4", "its process ended"));
+	else
+		wait_for_abort(rank);
+	control_close(rank->control);
+}
+
+static void test_own_word(void)
+{
+	for (uint32_t victim = 1; victim < 8; victim += 3) {
+		struct world *world = launch(8, 4, false, &quick, victim, own_word);
+		run(world);
+		for (uint32_t r = 0; r < 8; r++)
+			CHECK(world->ranks[r].ended == ST_ERR_ABORTED &&
+				      !strcmp(world->ranks[r].message, "rank 0 on n0 failed during step 4: the loss is not finite"),
+			      "rank %u: %s", r, world->ranks[r].message);
+		end(world);
+	}
+}
+
 /* ---- versions ------------------------------------------------------------------------------------------------------ */
 
 static enum st_status exchange_of_other_version(struct bootstrap *bootstrap, const void *mine, size_t bytes, int64_t timeout_ms, void *all)
@@ -1074,6 +1100,7 @@ int main(int argc, char **argv)
 		     {"goodbye_passed_on", test_goodbye_is_passed_on},
 		     {"abort_blocks_not", test_abort_does_not_block},
 		     {"failing_together", test_failing_together},
+		     {"own_word", test_own_word},
 		     {"versions", test_versions},
 		     {"mad_peer", test_mad_peer},
 		     {"strangers", test_strangers}};
